@@ -1,0 +1,37 @@
+// Counter-based random numbers: Philox 4x32-10 (Salmon et al., SC'11). A number is a pure function of its key and
+// counter, so it does not depend on the number of ranks or threads, nor on what was drawn before.
+#pragma once
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+
+using Philox = std::array<uint32_t, 4>;
+
+constexpr Philox philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
+    Philox c = {uint32_t(counter_low), uint32_t(counter_low >> 32), uint32_t(counter_high), uint32_t(counter_high >> 32)};
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        const uint64_t p0 = uint64_t(0xD2511F53u) * c[0], p1 = uint64_t(0xCD9E8D57u) * c[2];
+        c = {uint32_t(p1 >> 32) ^ c[1] ^ k0, uint32_t(p1), uint32_t(p0 >> 32) ^ c[3] ^ k1, uint32_t(p0)};
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return c;
+}
+
+// [0, 1), 24 bits.
+constexpr float uniform_from_bits(uint32_t bits) { return float(bits >> 8) * 0x1p-24f; }
+
+// Standard normal by Box-Muller in double, so that every host gives the same float.
+inline float normal_from_bits(uint32_t a, uint32_t b) {
+    const double u = (double(a) + 1.0) * 0x1p-32, angle = double(b) * (0x1p-32 * 6.283185307179586);
+    return float(std::sqrt(-2.0 * std::log(u)) * std::cos(angle));
+}
+
+// Names become keys by FNV-1a, so that a stream of numbers belongs to a name and not to a position in a table.
+constexpr uint64_t hash_name(std::string_view name) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (char c : name) hash = (hash ^ uint8_t(c)) * 0x100000001b3u;
+    return hash;
+}
