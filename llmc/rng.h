@@ -23,10 +23,16 @@ constexpr Philox philox(uint64_t key, uint64_t counter_low, uint64_t counter_hig
 // [0, 1), 24 bits.
 constexpr float uniform_from_bits(uint32_t bits) { return float(bits >> 8) * 0x1p-24f; }
 
-// Standard normal by Box-Muller in double, so that every host gives the same float.
-inline float normal_from_bits(uint32_t a, uint32_t b) {
-    const double u = (double(a) + 1.0) * 0x1p-32, angle = double(b) * (0x1p-32 * 6.283185307179586);
-    return float(std::sqrt(-2.0 * std::log(u)) * std::cos(angle));
+// Four standard normals from one draw, by Box-Muller in double: rounded to float they are the same on every host.
+inline std::array<float, 4> normals_from_bits(const Philox& bits) {
+    std::array<float, 4> out;
+    for (int pair = 0; pair < 2; pair++) {
+        const double radius = std::sqrt(-2.0 * std::log((double(bits[2 * pair]) + 1.0) * 0x1p-32));
+        const double angle = double(bits[2 * pair + 1]) * (0x1p-32 * 6.283185307179586);
+        out[2 * pair] = float(radius * std::cos(angle));
+        out[2 * pair + 1] = float(radius * std::sin(angle));
+    }
+    return out;
 }
 
 // Names become keys by FNV-1a, so that a stream of numbers belongs to a name and not to a position in a table.
