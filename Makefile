@@ -31,7 +31,7 @@ $(error missing: $(MISSING). Run scripts/install_deps.sh, then make config)
 endif
 
 # No contraction and no fast-math: encoded bytes must be the same on every target.
-FLAGS := -std=c++20 -g -fopenmp -march=$(ARCH) -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror \
+FLAGS := -std=c++20 -fopenmp -march=$(ARCH) -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror \
          -I. $(BLAS_CFLAGS)
 LIBS  := $(BLAS_LIBS)
 ifeq ($(HAVE_MPI),)
@@ -44,7 +44,7 @@ FLAGS += -DOMPI_SKIP_MPICXX=1 $(MPI_CFLAGS)
 LIBS  += $(MPI_LIBS)
 endif
 ifneq ($(SANITIZE),)
-FLAGS += -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wno-maybe-uninitialized
+FLAGS += -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wno-maybe-uninitialized
 else
 FLAGS += -O3
 endif
@@ -98,10 +98,10 @@ $B/flags: FORCE
 	@mkdir -p $B/test $B/dev
 	@echo '$(CXX) $(FLAGS) $(LIBS)' | cmp -s - $@ || echo '$(CXX) $(FLAGS) $(LIBS)' > $@
 
-COMPILE = $(CXX) $(FLAGS) -MMD -MP -MF $@.d -x c++ $< -x none -o $@ $(LIBS)
+COMPILE = $(CXX) $(FLAGS) $(DEFINES) -MMD -MP -MF $@.d -x c++ $< -x none -o $@ $(LIBS)
 $B/train_gpt: train_gpt.cu $B/flags
 	$(COMPILE)
-$B/test/%: FLAGS += -DPROJECT_ROOT='"$(CURDIR)"'
+$B/test/%: DEFINES = -DPROJECT_ROOT='"$(CURDIR)"'
 $B/test/%: test/%.cpp $B/flags
 	$(COMPILE)
 $B/dev/%: dev/cpu/%.cpp $B/flags
