@@ -64,7 +64,7 @@ def weights_make(shape, random):
         add(name + ".weight", (inputs, outputs), 0.7 / math.sqrt(inputs))
         add(name + ".bias", outputs, 0.1)
 
-    add("wte.weight", (shape["V"], C), 0.1)
+    add("wte.weight", (shape["V"], C), 0.06)
     add("wpe.weight", (shape["T"], C), 0.1)
     for layer in range(shape["L"]):
         h = "h.%d." % layer
