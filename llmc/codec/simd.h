@@ -1,0 +1,383 @@
+// The codecs of spec.h on vectors of 16 floats: one group at a time, the transform in registers (G up to 256 on AVX-512).
+// GCC's vector extensions, so it is right on any CPU; each operation is rounded as in spec.h, so the bits are the same.
+//
+// A butterfly inside a vector is one shuffle and one multiply-add by +1 or -1, which is exact. On AVX-512, y / s is not divided
+// but multiplied by 1/s and corrected twice (Markstein): the result is the correctly rounded quotient, at a quarter of the cost.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#include "spec.h"
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpsabi"  // everything is inlined: no vector is passed between compilers
+
+namespace simd {
+
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+typedef uint32_t u16 __attribute__((vector_size(64)));
+typedef uint8_t bytes16 __attribute__((vector_size(16)));
+typedef int8_t levels16 __attribute__((vector_size(16)));
+typedef uint16_t halves16 __attribute__((vector_size(32)));
+
+#define SIMD_FN __attribute__((always_inline)) inline
+
+template <class V>
+SIMD_FN V load(const void* from) {
+    V v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <class V>
+SIMD_FN void store(void* to, V v) {
+    memcpy(to, &v, sizeof v);
+}
+
+SIMD_FN v16 splat(float x) { return x - v16{}; }  // x - 0, not x + 0, which would lose the sign of -0
+
+// a * b + c, where a * b is exact.
+SIMD_FN v16 multiply_add_exact(v16 a, v16 b, v16 c) {
+#ifdef __AVX512F__
+    return (v16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return a * b + c;
+#endif
+}
+
+constexpr i16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+template <int stride>
+SIMD_FN v16 butterfly(v16 a) {
+    constexpr v16 sign = (lanes & stride) != 0 ? v16{} - 1.0f : v16{} + 1.0f;
+    return multiply_add_exact(a, sign, __builtin_shuffle(a, lanes ^ stride));
+}
+
+template <int V>
+SIMD_FN void hadamard(v16* y) {
+#pragma GCC unroll 32
+    for (int k = 0; k < V; k++) y[k] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(y[k]))));
+#pragma GCC unroll 8
+    for (int stride = 1; stride < V; stride *= 2)
+#pragma GCC unroll 32
+        for (int k = 0; k < V; k++) {
+            if (k & stride) continue;
+            const v16 u = y[k], v = y[k + stride];
+            y[k] = u + v;
+            y[k + stride] = u - v;
+        }
+}
+
+// Adjacent pairs: two vectors become one of 16 pair sums, in order, until 16 numbers are left.
+template <int V>
+SIMD_FN float tree_sum_squares(const v16* x) {
+    constexpr i16 even = lanes * 2, odd = lanes * 2 + 1;
+    v16 t[V];
+#pragma GCC unroll 32
+    for (int k = 0; k < V; k++) t[k] = x[k] * x[k];
+#pragma GCC unroll 8
+    for (int width = V / 2; width > 0; width /= 2)
+#pragma GCC unroll 16
+        for (int k = 0; k < width; k++)
+            t[k] = __builtin_shuffle(t[2 * k], t[2 * k + 1], even) + __builtin_shuffle(t[2 * k], t[2 * k + 1], odd);
+    v16 sum = t[0];
+    sum += __builtin_shuffle(sum, lanes ^ 1);
+    sum += __builtin_shuffle(sum, lanes ^ 2);
+    sum += __builtin_shuffle(sum, lanes ^ 4);
+    sum += __builtin_shuffle(sum, lanes ^ 8);
+    return sum[0];
+}
+
+// max|y| as bits; as integers, NaN and infinity are the largest.
+template <int V>
+SIMD_FN uint32_t max_magnitude_bits(const v16* y) {
+    const auto larger = [](i16 a, i16 b) { return a > b ? a : b; };
+    i16 max = (i16)y[0] & 0x7fffffff;
+#pragma GCC unroll 32
+    for (int k = 1; k < V; k++) max = larger(max, (i16)y[k] & 0x7fffffff);
+    max = larger(max, __builtin_shuffle(max, lanes ^ 8));
+    max = larger(max, __builtin_shuffle(max, lanes ^ 4));
+    max = larger(max, __builtin_shuffle(max, lanes ^ 2));
+    max = larger(max, __builtin_shuffle(max, lanes ^ 1));
+    return uint32_t(max[0]);
+}
+
+// Correctly rounded y / s.
+struct Divider {
+    v16 s, reciprocal;
+    bool quick;
+};
+
+SIMD_FN Divider divider(float s) {
+#ifdef __AVX512F__
+    // Inside these bounds the remainders below are exact wherever the quotient is not rounded to zero anyway.
+    const bool quick = s >= 0x1p-60f && s <= 0x1p60f;
+#else
+    const bool quick = false;
+#endif
+    return {splat(s), splat(1.0f / s), quick};
+}
+
+template <bool quick>
+SIMD_FN v16 divide(v16 y, const Divider& by) {
+#ifdef __AVX512F__
+    if constexpr (quick) {
+        const __m512 s = (__m512)by.s, r = (__m512)by.reciprocal, a = (__m512)y;
+        const __m512 q0 = _mm512_mul_ps(a, r);
+        const __m512 q1 = _mm512_fmadd_ps(_mm512_fnmadd_ps(q0, s, a), r, q0);
+        return (v16)_mm512_fmadd_ps(_mm512_fnmadd_ps(q1, s, a), r, q1);
+    }
+#endif
+    return y / by.s;
+}
+
+// --- rounding to codes: quantisers, with the constants of one number format
+
+struct Level {
+    static constexpr bool fp8 = false;
+    SIMD_FN static u16 encode(v16 v, v16, i16 max) {
+        const i16 zero = (i16)splat(0x1.8p23f), level = (i16)(v + splat(0x1.8p23f)) - zero;
+        return clamp(level, max);
+    }
+    SIMD_FN static u16 encode_stochastic(v16 v, v16, i16 max, u16 random) {
+        const i16 zero = (i16)((u16)splat(768.0f) >> 14);
+        return clamp((i16)(((u16)(v + splat(768.0f)) + (random >> 18)) >> 14) - zero, max);
+    }
+    SIMD_FN static u16 clamp(i16 level, i16 max) {
+        level = level < -max ? -max : level;
+        return (u16)(level > max ? max : level);
+    }
+    SIMD_FN static v16 decode(const uint8_t* q) { return __builtin_convertvector(load<levels16>(q), v16); }
+};
+
+template <Fp8Format format>
+struct Float8 {
+    static constexpr bool fp8 = true;
+    static constexpr spec::Fp8 f = spec::fp8_constants(format);
+    static constexpr int shift = 23 - f.mantissa;
+    static constexpr uint32_t zero = uint32_t(127 - f.bias) << f.mantissa;
+
+    // The sign is y's: the quotient may have lost that of a zero.
+    SIMD_FN static u16 encode(v16 v, v16 y, i16) {
+        const u16 a = (u16)v & 0x7fffffff, magic = (u16)splat(f.spacing * 0x1p23f);
+        const u16 normal = ((a + ((1u << (shift - 1)) - 1) + (a >> shift & 1)) >> shift) - zero;
+        const u16 subnormal = (u16)((v16)a + (v16)magic) - magic;
+        return finish((v16)a < f.min_normal ? subnormal : normal, y);
+    }
+    SIMD_FN static u16 encode_stochastic(v16 v, v16 y, i16, u16 random) {
+        const v16 a = (v16)((u16)v & 0x7fffffff);
+        const auto subnormal = a < f.min_normal;
+        const u16 lifted = (u16)(subnormal ? a + f.min_normal : a);
+        const u16 offset = subnormal ? u16{} + (zero + (1u << f.mantissa)) : u16{} + zero;
+        return finish(((lifted + (random >> (32 - shift))) >> shift) - offset, y);
+    }
+    SIMD_FN static u16 finish(u16 code, v16 y) {
+        const u16 max = u16{} + f.max_code;
+        return ((u16)y >> 24 & 0x80) | (code < max ? code : max);
+    }
+    // A subnormal m is read as the normal 1.m of the least exponent, less that exponent's 1: no denormal float is touched.
+    SIMD_FN static v16 decode(const uint8_t* q) {
+        const u16 code = __builtin_convertvector(load<bytes16>(q), u16), c = code & 0x7f;
+        const auto subnormal = c < (1u << f.mantissa);
+        const v16 value = (v16)(((subnormal ? c + (1u << f.mantissa) : c) << shift) + (uint32_t(127 - f.bias) << 23));
+        return (v16)((u16)(subnormal ? value - f.min_normal : value) | (code & 0x80) << 24);
+    }
+};
+
+// --- random words of `count` values (a multiple of 64) from index `first` (a multiple of 4)
+
+SIMD_FN void random_words(uint32_t* out, int count, uint64_t key, uint64_t first) {
+    for (int block = 0; block < count / 4; block += 16) {
+        uint32_t c0[16], c1[16], c2[16] = {}, c3[16] = {};
+        for (int i = 0; i < 16; i++) {
+            const uint64_t counter = first / 4 + uint64_t(block + i);
+            c0[i] = uint32_t(counter), c1[i] = uint32_t(counter >> 32);
+        }
+        uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+        for (int round = 0; round < 10; round++) {
+#pragma omp simd
+            for (int i = 0; i < 16; i++) {
+                const uint64_t p0 = uint64_t(0xD2511F53u) * c0[i], p1 = uint64_t(0xCD9E8D57u) * c2[i];
+                c0[i] = uint32_t(p1 >> 32) ^ c1[i] ^ k0, c1[i] = uint32_t(p1);
+                c2[i] = uint32_t(p0 >> 32) ^ c3[i] ^ k1, c3[i] = uint32_t(p0);
+            }
+            k0 += 0x9E3779B9u;
+            k1 += 0xBB67AE85u;
+        }
+        for (int i = 0; i < 16; i++) {
+            uint32_t* words = out + 4 * (block + i);
+            words[0] = c0[i], words[1] = c1[i], words[2] = c2[i], words[3] = c3[i];
+        }
+    }
+}
+
+// --- packing: spec.h's sections; shifts and ors of contiguous bytes, which the compiler makes vectors of
+
+template <int G, int width>
+SIMD_FN uint8_t* pack_section(uint8_t* payload, const uint8_t* q, int low) {
+    constexpr int bytes = G * width / 8, mask = (1 << width) - 1;
+#pragma omp simd
+    for (int j = 0; j < bytes; j++) {
+        uint8_t byte = 0;
+#pragma GCC unroll 8
+        for (int k = 0; k < 8 / width; k++) byte |= uint8_t((uint8_t(q[j + k * bytes] >> low) & mask) << (k * width));
+        payload[j] = byte;
+    }
+    return payload + bytes;
+}
+
+template <int G>
+SIMD_FN void pack(uint8_t* payload, const uint8_t* q, int bits) {
+    payload = pack_section<G, 4>(payload, q, 0);
+    if (bits >= 6) payload = pack_section<G, 2>(payload, q, 4);
+    if (bits & 1) pack_section<G, 1>(payload, q, bits - 1);
+}
+
+// A section after the first is put on top of what is there.
+template <int G, int width>
+SIMD_FN const uint8_t* unpack_section(uint8_t* q, const uint8_t* payload, int low, bool first) {
+    constexpr int bytes = G * width / 8, mask = (1 << width) - 1;
+#pragma GCC unroll 8
+    for (int k = 0; k < 8 / width; k++)
+#pragma omp simd
+        for (int j = 0; j < bytes; j++) {
+            const uint8_t part = uint8_t((uint8_t(payload[j] >> (k * width)) & mask) << low);
+            q[j + k * bytes] = first ? part : uint8_t(q[j + k * bytes] | part);
+        }
+    return payload + bytes;
+}
+
+template <int G>
+SIMD_FN void unpack(uint8_t* q, const uint8_t* payload, int bits) {
+    payload = unpack_section<G, 4>(q, payload, 0, true);
+    if (bits >= 6) payload = unpack_section<G, 2>(q, payload, 4, false);
+    if (bits & 1) unpack_section<G, 1>(q, payload, bits - 1, false);
+    const uint8_t sign = uint8_t(1 << (bits - 1));
+#pragma omp simd
+    for (int i = 0; i < G; i++) q[i] = uint8_t((q[i] ^ sign) - sign);
+}
+
+// --- one group
+
+template <class Quantiser, bool quick, bool stochastic>
+inline void quantise(uint8_t* q, const float* y, const Divider& by, int g, int max_level, const uint32_t* random) {
+    const i16 max = i16{} + max_level;
+    for (int i = 0; i < g; i += 16) {
+        const v16 value = load<v16>(y + i), v = divide<quick>(value, by);
+        u16 code;
+        if constexpr (stochastic)
+            code = Quantiser::encode_stochastic(v, value, max, load<u16>(random + i));
+        else
+            code = Quantiser::encode(v, value, max);
+        store(q + i, __builtin_convertvector(code, bytes16));
+    }
+}
+
+template <class Quantiser>
+SIMD_FN void quantise(const Codec& c, uint8_t* q, const float* y, float s, uint64_t stream, uint64_t first) {
+    const Divider by = divider(s);
+    const int g = c.group, max = (1 << (c.bits - 1)) - 1;
+    if (!c.stochastic)
+        return (by.quick ? quantise<Quantiser, true, false> : quantise<Quantiser, false, false>)(q, y, by, g, max, nullptr);
+    alignas(64) uint32_t random[spec::max_group];
+    random_words(random, g < 64 ? 64 : g, stream, first);
+    (by.quick ? quantise<Quantiser, true, true> : quantise<Quantiser, false, true>)(q, y, by, g, max, random);
+}
+
+// spec::group_encode of a whole group, x: [G].
+template <int G, class Quantiser, bool has_hadamard>
+inline bool group_encode(const Codec& c, uint8_t* payload, spec::Scales& scales, const float* x, int present, uint64_t stream,
+                         uint64_t first) {
+    constexpr int V = G / 16;
+    alignas(64) v16 y[V];
+    alignas(64) float stored[G];
+    alignas(64) uint8_t q[G];
+#pragma GCC unroll 32
+    for (int k = 0; k < V; k++) y[k] = load<v16>(x + 16 * k);
+    scales.alpha = 1;
+    if constexpr (has_hadamard) {
+        if (Quantiser::fp8) {
+            scales.alpha = spec::taco_alpha(c, tree_sum_squares<V>(y), present);
+#pragma GCC unroll 32
+            for (int k = 0; k < V; k++) y[k] *= scales.alpha;
+        }
+        hadamard<V>(y);
+#pragma GCC unroll 32
+        for (int k = 0; k < V; k++) y[k] *= spec::inverse_sqrt(G);
+    }
+#pragma GCC unroll 32
+    for (int k = 0; k < V; k++) store(stored + 16 * k, y[k]);
+    scales.s = spec::group_scale(c, max_magnitude_bits<V>(y));
+    const bool finite = scales.s == scales.s;
+    if (!finite) scales.alpha = scales.s;
+    if (!finite || scales.s == 0) {
+        memset(payload, 0, codec_payload_bytes(c));
+        return finite;
+    }
+    uint8_t* codes = c.bits == 8 ? payload : q;
+    quantise<Quantiser>(c, codes, stored, scales.s, stream, first);
+    if (c.bits < 8) pack<G>(payload, q, c.bits);
+    return true;
+}
+
+// spec::group_decode.
+template <int G, class Quantiser, bool has_hadamard>
+inline void group_decode(const Codec& c, float* x, const uint8_t* payload, spec::Scales scales) {
+    constexpr int V = G / 16;
+    alignas(64) v16 y[V];
+    alignas(64) uint8_t q[G];
+    if (scales.s != scales.s) {
+        for (int i = 0; i < G; i++) x[i] = spec::float_of(spec::quiet_nan);
+        return;
+    }
+    if (c.bits < 8) unpack<G>(q, payload, c.bits);
+    const uint8_t* codes = c.bits == 8 ? payload : q;
+#pragma GCC unroll 32
+    for (int k = 0; k < V; k++) y[k] = Quantiser::decode(codes + 16 * k);
+    float scale = scales.s;
+    if constexpr (has_hadamard) {
+        if (Quantiser::fp8) scale = scales.s / scales.alpha;
+        hadamard<V>(y);
+#pragma GCC unroll 32
+        for (int k = 0; k < V; k++) y[k] *= spec::inverse_sqrt(G);
+    }
+#pragma GCC unroll 32
+    for (int k = 0; k < V; k++) store(x + 16 * k, y[k] * scale);
+}
+
+struct GroupCodec {
+    bool (*encode)(const Codec&, uint8_t* payload, spec::Scales&, const float* x, int present, uint64_t stream, uint64_t first);
+    void (*decode)(const Codec&, float* x, const uint8_t* payload, spec::Scales);
+};
+
+template <class Quantiser, bool has_hadamard>
+inline GroupCodec group_codec(int g) {
+    switch (g) {
+        case 32:
+            return {group_encode<32, Quantiser, has_hadamard>, group_decode<32, Quantiser, has_hadamard>};
+        case 64:
+            return {group_encode<64, Quantiser, has_hadamard>, group_decode<64, Quantiser, has_hadamard>};
+        case 128:
+            return {group_encode<128, Quantiser, has_hadamard>, group_decode<128, Quantiser, has_hadamard>};
+        case 256:
+            return {group_encode<256, Quantiser, has_hadamard>, group_decode<256, Quantiser, has_hadamard>};
+        default:
+            return {group_encode<512, Quantiser, has_hadamard>, group_decode<512, Quantiser, has_hadamard>};
+    }
+}
+
+inline GroupCodec group_codec(const Codec& c) {
+    using E4M3 = Float8<Fp8Format::e4m3>;
+    using E5M2 = Float8<Fp8Format::e5m2>;
+    const bool e4m3 = c.format == Fp8Format::e4m3;
+    if (c.kind == Codec::taco) return e4m3 ? group_codec<E4M3, true>(c.group) : group_codec<E5M2, true>(c.group);
+    if (c.kind == Codec::fp8) return e4m3 ? group_codec<E4M3, false>(c.group) : group_codec<E5M2, false>(c.group);
+    return c.kind == Codec::hadint ? group_codec<Level, true>(c.group) : group_codec<Level, false>(c.group);
+}
+
+}  // namespace simd
+#pragma GCC diagnostic pop
