@@ -1,0 +1,163 @@
+#!/usr/bin/python3
+"""Runs all tests and ends with one line, "N passed, N failed". `make test` builds everything first.
+
+  test/run.py [WORD ..]     only the tests whose name holds one of the words, as in "codec", "mpi_", "asan"
+
+What runs: each test/test_*.cpp (doctest), each test/mpi_*.cpp under mpirun at several numbers of ranks, both again in
+the sanitizer build, and each test/test_*.py (unittest). A test that was not built, crashed, ran out of time or held no
+case has failed. Everything a test prints is kept in build/test-logs/.
+"""
+import glob
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LOGS = os.path.join(ROOT, "build", "test-logs")
+CORES = len(os.sched_getaffinity(0))
+
+RANKS = {  # how many ranks a multi-rank test runs on; DEFAULT_RANKS for the ones not named here
+}
+DEFAULT_RANKS = [1, 2, 3, 4, 8]
+SANITIZER_RANKS = [2, 3]
+SECONDS = {  # time limits; DEFAULT_SECONDS for the ones not named here. The sanitizer build has three times as much.
+}
+DEFAULT_SECONDS = 240
+NOT_SANITIZED = {  # name: why
+}
+
+MPI_ENVIRONMENT = {  # scripts/mpi_env.sh
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self",
+}
+SANITIZER_ENVIRONMENT = {
+    "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",  # MPI itself leaks
+}
+
+
+def job(name, command, ranks, seconds, **environment):
+    environment["OMP_NUM_THREADS"] = str(max(1, CORES // ranks))
+    return dict(name=name, command=command, seconds=seconds, environment=environment)
+
+
+def jobs_list(have_mpi):
+    jobs = []
+    for build, environment in (("cpu", {}), ("cpu-asan", SANITIZER_ENVIRONMENT)):
+        sanitized = build != "cpu"
+        if not have_mpi:
+            build = build.replace("cpu", "cpu-nompi")
+        for source in sorted(glob.glob(os.path.join(ROOT, "test", "*_*.cpp"))):
+            name = os.path.basename(source)[:-4]
+            multi = name.startswith("mpi_")
+            if not multi and not name.startswith("test_"):
+                continue
+            label = name + (" asan" if sanitized else "")
+            if multi and not have_mpi:
+                jobs.append(dict(name=label, skip="no MPI on this machine"))
+                continue
+            if sanitized and name in NOT_SANITIZED:
+                jobs.append(dict(name=label, skip=NOT_SANITIZED[name]))
+                continue
+            binary = os.path.join(ROOT, "build", build, "test", name)
+            seconds = SECONDS.get(name, DEFAULT_SECONDS) * (3 if sanitized else 1)
+            wanted = RANKS.get(name, DEFAULT_RANKS)
+            if sanitized:
+                wanted = [ranks for ranks in wanted if ranks in SANITIZER_RANKS] or wanted[:1]
+            for ranks in wanted if multi else [1]:
+                command = ["mpirun", "-np", str(ranks), binary] if multi else [binary]
+                jobs.append(job(label + (" np=%d" % ranks if multi else ""), command, ranks, seconds, **environment))
+    for source in sorted(glob.glob(os.path.join(ROOT, "test", "test_*.py"))):
+        name = os.path.basename(source)
+        jobs.append(job(name, [sys.executable, "-m", "unittest", "discover", "-v", "-s", "test", "-p", name], 1, SECONDS.get(name, DEFAULT_SECONDS)))
+    return jobs
+
+
+def run(one, log):
+    """Exit status; None when the time ran out."""
+    environment = dict(os.environ, **MPI_ENVIRONMENT)
+    environment.update(one["environment"])
+    with open(log, "wb") as out:
+        process = subprocess.Popen(one["command"], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                                   cwd=ROOT, env=environment, start_new_session=True)
+        try:
+            return process.wait(one["seconds"])
+        except subprocess.TimeoutExpired:
+            return None
+        finally:  # whatever the test left running goes with it
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def count_cases(text):
+    """(passed, failed, skipped) by what the test printed. Under mpirun several ranks may print a summary: the worst one counts."""
+    passed = failed = skipped = 0
+    for line in re.finditer(r"test cases: *(\d+) *\| *(\d+) passed *\| *(\d+) failed *\|(?: *(\d+) skipped)?", text):
+        passed, failed = max(passed, int(line[2])), max(failed, int(line[3]))
+        skipped = max(skipped, int(line[4] or 0))
+    ran = re.search(r"^Ran (\d+) tests? in", text, re.M)
+    if ran:
+        verdict = text[ran.end():]
+        failed = sum(int(n) for n in re.findall(r"(?:failures|errors|unexpected successes)=(\d+)", verdict))
+        skipped = sum(int(n) for n in re.findall(r"skipped=(\d+)", verdict))
+        passed = max(0, int(ran[1]) - failed - skipped)
+    return passed, failed, skipped
+
+
+def main():
+    words = sys.argv[1:]
+    os.makedirs(LOGS, exist_ok=True)
+    with open(os.path.join(ROOT, "build", "config.mk")) as config:
+        have_mpi = "HAVE_MPI := 1" in config.read()
+    all_passed = all_failed = all_skipped = 0
+    begin = time.time()
+    for one in jobs_list(have_mpi):
+        name = one["name"]
+        if words and not any(word in name for word in words):
+            continue
+        if "skip" in one:
+            print("skip  %-34s %s" % (name, one["skip"]), flush=True)
+            all_skipped += 1
+            continue
+        log = os.path.join(LOGS, re.sub(r"[ =]", "_", name) + ".log")
+        start = time.time()
+        if os.path.isabs(one["command"][-1]) and not os.path.exists(one["command"][-1]):
+            problem, text, passed, failed, skipped = "was not built", "", 0, 0, 0
+        else:
+            status = run(one, log)
+            with open(log, errors="replace") as f:
+                text = f.read()
+            passed, failed, skipped = count_cases(text)
+            problem = None
+            if status is None:
+                problem = "ran out of time: %d s" % one["seconds"]
+            elif passed + failed + skipped == 0:
+                problem = "reported no test case (exit status %d)" % status
+            elif status != 0 and failed == 0:
+                problem = "exit status %d" % status
+        if problem:
+            failed += 1
+        all_passed, all_failed, all_skipped = all_passed + passed, all_failed + failed, all_skipped + skipped
+        print("%s  %-34s %3d passed%s%s  %6.1f s%s" % (
+            "FAIL" if failed else "ok  ", name, passed, ", %d failed" % failed if failed else "",
+            ", %d skipped" % skipped if skipped else "", time.time() - start, "  " + problem if problem else ""), flush=True)
+        if skipped:
+            for reason in re.findall(r"skipped ['\"](.*)['\"]", text):
+                print("      skipped: " + reason)
+        if failed and text:
+            lines = text.splitlines()
+            print("\n".join("      | " + line for line in lines[-60:]))
+            print("      (%d lines in %s)" % (len(lines), os.path.relpath(log, ROOT)), flush=True)
+    print("%d skipped, %.0f s" % (all_skipped, time.time() - begin))
+    print("%d passed, %d failed" % (all_passed, all_failed))
+    sys.exit(1 if all_failed or not all_passed else 0)
+
+
+if __name__ == "__main__":
+    main()
