@@ -1,4 +1,4 @@
-// The codecs of spec.h on vectors of 16 floats: one group at a time, the transform in registers (G up to 256 on AVX-512).
+// The codecs of spec.h on vectors of 16 floats, the transform in registers (G up to 256 on AVX-512).
 // GCC's vector extensions, so it is right on any CPU; each operation is rounded as in spec.h, so the bits are the same.
 //
 // A butterfly inside a vector is one shuffle and one multiply-add by +1 or -1, which is exact. On AVX-512, y / s is not divided
@@ -49,6 +49,31 @@ SIMD_FN v16 multiply_add_exact(v16 a, v16 b, v16 c) {
 #endif
 }
 
+// Bytes to and from 32-bit lanes. (maskz: without it GCC 12 warns of an undefined operand.)
+SIMD_FN i16 widen(levels16 q) {
+#ifdef __AVX512F__
+    return (i16)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)q);
+#else
+    return __builtin_convertvector(q, i16);
+#endif
+}
+
+SIMD_FN u16 widen(bytes16 q) {
+#ifdef __AVX512F__
+    return (u16)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)q);
+#else
+    return __builtin_convertvector(q, u16);
+#endif
+}
+
+SIMD_FN bytes16 narrow(u16 code) {
+#ifdef __AVX512F__
+    return (bytes16)_mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)code);
+#else
+    return __builtin_convertvector(code, bytes16);
+#endif
+}
+
 constexpr i16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 template <int stride>
@@ -74,11 +99,14 @@ SIMD_FN void hadamard(v16* y) {
 
 // Adjacent pairs: two vectors become one of 16 pair sums, in order, until 16 numbers are left.
 template <int V>
-SIMD_FN float tree_sum_squares(const v16* x) {
+SIMD_FN float tree_sum_squares(const float* x) {
     constexpr i16 even = lanes * 2, odd = lanes * 2 + 1;
     v16 t[V];
 #pragma GCC unroll 32
-    for (int k = 0; k < V; k++) t[k] = x[k] * x[k];
+    for (int k = 0; k < V; k++) {
+        const v16 value = load<v16>(x + 16 * k);
+        t[k] = value * value;
+    }
 #pragma GCC unroll 8
     for (int width = V / 2; width > 0; width /= 2)
 #pragma GCC unroll 16
@@ -151,7 +179,7 @@ struct Level {
         level = level < -max ? -max : level;
         return (u16)(level > max ? max : level);
     }
-    SIMD_FN static v16 decode(const uint8_t* q) { return __builtin_convertvector(load<levels16>(q), v16); }
+    SIMD_FN static v16 decode(const uint8_t* q) { return __builtin_convertvector(widen(load<levels16>(q)), v16); }
 };
 
 template <Fp8Format format>
@@ -181,7 +209,7 @@ struct Float8 {
     }
     // A subnormal m is read as the normal 1.m of the least exponent, less that exponent's 1: no denormal float is touched.
     SIMD_FN static v16 decode(const uint8_t* q) {
-        const u16 code = __builtin_convertvector(load<bytes16>(q), u16), c = code & 0x7f;
+        const u16 code = widen(load<bytes16>(q)), c = code & 0x7f;
         const auto subnormal = c < (1u << f.mantissa);
         const v16 value = (v16)(((subnormal ? c + (1u << f.mantissa) : c) << shift) + (uint32_t(127 - f.bias) << 23));
         return (v16)((u16)(subnormal ? value - f.min_normal : value) | (code & 0x80) << 24);
@@ -215,17 +243,17 @@ SIMD_FN void random_words(uint32_t* out, int count, uint64_t key, uint64_t first
     }
 }
 
-// --- packing: spec.h's sections; shifts and ors of contiguous bytes, which the compiler makes vectors of
+// --- packing: spec.h's sections, four bytes at a time in a word; a mask keeps each byte's bits apart, so the loops are vectors
 
 template <int G, int width>
 SIMD_FN uint8_t* pack_section(uint8_t* payload, const uint8_t* q, int low) {
-    constexpr int bytes = G * width / 8, mask = (1 << width) - 1;
-#pragma omp simd
-    for (int j = 0; j < bytes; j++) {
-        uint8_t byte = 0;
+    constexpr int bytes = G * width / 8;
+    constexpr uint32_t mask = 0x01010101u * ((1u << width) - 1);
+    for (int j = 0; j < bytes; j += 4) {
+        uint32_t word = 0;
 #pragma GCC unroll 8
-        for (int k = 0; k < 8 / width; k++) byte |= uint8_t((uint8_t(q[j + k * bytes] >> low) & mask) << (k * width));
-        payload[j] = byte;
+        for (int k = 0; k < 8 / width; k++) word |= (load<uint32_t>(q + j + k * bytes) >> low & mask) << (k * width);
+        store(payload + j, word);
     }
     return payload + bytes;
 }
@@ -237,34 +265,39 @@ SIMD_FN void pack(uint8_t* payload, const uint8_t* q, int bits) {
     if (bits & 1) pack_section<G, 1>(payload, q, bits - 1);
 }
 
-// A section after the first is put on top of what is there.
-template <int G, int width>
-SIMD_FN const uint8_t* unpack_section(uint8_t* q, const uint8_t* payload, int low, bool first) {
-    constexpr int bytes = G * width / 8, mask = (1 << width) - 1;
+// The first section starts q, the others add to it.
+template <int G, int width, bool starts>
+SIMD_FN const uint8_t* unpack_section(uint8_t* q, const uint8_t* payload, int low) {
+    constexpr int bytes = G * width / 8;
+    constexpr uint32_t mask = 0x01010101u * ((1u << width) - 1);
 #pragma GCC unroll 8
     for (int k = 0; k < 8 / width; k++)
-#pragma omp simd
-        for (int j = 0; j < bytes; j++) {
-            const uint8_t part = uint8_t((uint8_t(payload[j] >> (k * width)) & mask) << low);
-            q[j + k * bytes] = first ? part : uint8_t(q[j + k * bytes] | part);
+        for (int j = 0; j < bytes; j += 4) {
+            uint8_t* to = q + j + k * bytes;
+            const uint32_t part = (load<uint32_t>(payload + j) >> (k * width) & mask) << low;
+            store(to, starts ? part : load<uint32_t>(to) | part);
         }
     return payload + bytes;
 }
 
 template <int G>
-SIMD_FN void unpack(uint8_t* q, const uint8_t* payload, int bits) {
-    payload = unpack_section<G, 4>(q, payload, 0, true);
-    if (bits >= 6) payload = unpack_section<G, 2>(q, payload, 4, false);
-    if (bits & 1) unpack_section<G, 1>(q, payload, bits - 1, false);
+SIMD_FN void unpack(uint8_t* __restrict q, const uint8_t* __restrict payload, int bits) {
+    payload = unpack_section<G, 4, true>(q, payload, 0);
+    if (bits >= 6) payload = unpack_section<G, 2, false>(q, payload, 4);
+    if (bits & 1) unpack_section<G, 1, false>(q, payload, bits - 1);
     const uint8_t sign = uint8_t(1 << (bits - 1));
-#pragma omp simd
     for (int i = 0; i < G; i++) q[i] = uint8_t((q[i] ^ sign) - sign);
 }
 
-// --- one group
+// --- groups
+
+// Groups are encoded several at a time, a step for all before the next, so that the long chains of a group (sums, maximum,
+// divisions) overlap with those of its neighbours.
+constexpr int tile_values = 1024;
+constexpr int tile_groups(int g) { return tile_values / g; }
 
 template <class Quantiser, bool quick, bool stochastic>
-inline void quantise(uint8_t* q, const float* y, const Divider& by, int g, int max_level, const uint32_t* random) {
+inline void quantise(uint8_t* q, const float* y, Divider by, int g, int max_level, const uint32_t* random) {
     const i16 max = i16{} + max_level;
     for (int i = 0; i < g; i += 16) {
         const v16 value = load<v16>(y + i), v = divide<quick>(value, by);
@@ -273,7 +306,7 @@ inline void quantise(uint8_t* q, const float* y, const Divider& by, int g, int m
             code = Quantiser::encode_stochastic(v, value, max, load<u16>(random + i));
         else
             code = Quantiser::encode(v, value, max);
-        store(q + i, __builtin_convertvector(code, bytes16));
+        store(q + i, narrow(code));
     }
 }
 
@@ -281,47 +314,63 @@ template <class Quantiser>
 SIMD_FN void quantise(const Codec& c, uint8_t* q, const float* y, float s, uint64_t stream, uint64_t first) {
     const Divider by = divider(s);
     const int g = c.group, max = (1 << (c.bits - 1)) - 1;
-    if (!c.stochastic)
-        return (by.quick ? quantise<Quantiser, true, false> : quantise<Quantiser, false, false>)(q, y, by, g, max, nullptr);
+    if (!c.stochastic) {
+        if (by.quick) return quantise<Quantiser, true, false>(q, y, by, g, max, nullptr);
+        return quantise<Quantiser, false, false>(q, y, by, g, max, nullptr);
+    }
     alignas(64) uint32_t random[spec::max_group];
     random_words(random, g < 64 ? 64 : g, stream, first);
-    (by.quick ? quantise<Quantiser, true, true> : quantise<Quantiser, false, true>)(q, y, by, g, max, random);
+    if (by.quick) return quantise<Quantiser, true, true>(q, y, by, g, max, random);
+    quantise<Quantiser, false, true>(q, y, by, g, max, random);
 }
 
-// spec::group_encode of a whole group, x: [G].
+// spec::group_encode of up to tile_groups(G) whole groups. present: values in each, less than G only in a padded last one.
+// Returns the number of groups that are not finite.
 template <int G, class Quantiser, bool has_hadamard>
-inline bool group_encode(const Codec& c, uint8_t* payload, spec::Scales& scales, const float* x, int present, uint64_t stream,
-                         uint64_t first) {
+inline int groups_encode(const Codec& c, uint8_t* payload, spec::Scales* scales, const float* x, int groups, int present,
+                         uint64_t stream, uint64_t first) {
     constexpr int V = G / 16;
-    alignas(64) v16 y[V];
-    alignas(64) float stored[G];
-    alignas(64) uint8_t q[G];
+    constexpr bool has_alpha = has_hadamard && Quantiser::fp8;
+    alignas(64) float transformed[tile_values];
+    uint32_t max_bits[tile_groups(G)];
+    if constexpr (has_alpha) {
+        for (int k = 0; k < groups; k++) scales[k].s = tree_sum_squares<V>(x + k * G);
+        for (int k = 0; k < groups; k++) scales[k].alpha = spec::taco_alpha(c, scales[k].s, present);
+    }
+    for (int k = 0; k < groups; k++) {
+        alignas(64) v16 y[V];
 #pragma GCC unroll 32
-    for (int k = 0; k < V; k++) y[k] = load<v16>(x + 16 * k);
-    scales.alpha = 1;
-    if constexpr (has_hadamard) {
-        if (Quantiser::fp8) {
-            scales.alpha = spec::taco_alpha(c, tree_sum_squares<V>(y), present);
+        for (int i = 0; i < V; i++) y[i] = load<v16>(x + k * G + 16 * i);
+        if constexpr (has_hadamard) {
+            if constexpr (has_alpha) {
 #pragma GCC unroll 32
-            for (int k = 0; k < V; k++) y[k] *= scales.alpha;
+                for (int i = 0; i < V; i++) y[i] *= scales[k].alpha;
+            }
+            hadamard<V>(y);
+#pragma GCC unroll 32
+            for (int i = 0; i < V; i++) y[i] *= spec::inverse_sqrt(G);
+#pragma GCC unroll 32
+            for (int i = 0; i < V; i++) store(transformed + k * G + 16 * i, y[i]);
         }
-        hadamard<V>(y);
-#pragma GCC unroll 32
-        for (int k = 0; k < V; k++) y[k] *= spec::inverse_sqrt(G);
+        max_bits[k] = max_magnitude_bits<V>(y);
     }
-#pragma GCC unroll 32
-    for (int k = 0; k < V; k++) store(stored + 16 * k, y[k]);
-    scales.s = spec::group_scale(c, max_magnitude_bits<V>(y));
-    const bool finite = scales.s == scales.s;
-    if (!finite) scales.alpha = scales.s;
-    if (!finite || scales.s == 0) {
-        memset(payload, 0, codec_payload_bytes(c));
-        return finite;
+    int not_finite = 0;
+    const float* y = has_hadamard ? transformed : x;
+    for (int k = 0; k < groups; k++) scales[k].s = spec::group_scale(c, max_bits[k]);
+    for (int k = 0; k < groups; k++, payload += codec_payload_bytes(c)) {
+        const float s = scales[k].s;
+        if (s != s || s == 0) {
+            if (s != s) scales[k].alpha = s, not_finite++;
+            memset(payload, 0, codec_payload_bytes(c));
+        } else if (c.bits == 8) {
+            quantise<Quantiser>(c, payload, y + k * G, s, stream, first + uint64_t(k * G));
+        } else {
+            alignas(64) uint8_t q[G];
+            quantise<Quantiser>(c, q, y + k * G, s, stream, first + uint64_t(k * G));
+            pack<G>(payload, q, c.bits);
+        }
     }
-    uint8_t* codes = c.bits == 8 ? payload : q;
-    quantise<Quantiser>(c, codes, stored, scales.s, stream, first);
-    if (c.bits < 8) pack<G>(payload, q, c.bits);
-    return true;
+    return not_finite;
 }
 
 // spec::group_decode.
@@ -350,7 +399,8 @@ inline void group_decode(const Codec& c, float* x, const uint8_t* payload, spec:
 }
 
 struct GroupCodec {
-    bool (*encode)(const Codec&, uint8_t* payload, spec::Scales&, const float* x, int present, uint64_t stream, uint64_t first);
+    int (*encode)(const Codec&, uint8_t* payload, spec::Scales*, const float* x, int groups, int present, uint64_t stream,
+                  uint64_t first);
     void (*decode)(const Codec&, float* x, const uint8_t* payload, spec::Scales);
 };
 
@@ -358,15 +408,15 @@ template <class Quantiser, bool has_hadamard>
 inline GroupCodec group_codec(int g) {
     switch (g) {
         case 32:
-            return {group_encode<32, Quantiser, has_hadamard>, group_decode<32, Quantiser, has_hadamard>};
+            return {groups_encode<32, Quantiser, has_hadamard>, group_decode<32, Quantiser, has_hadamard>};
         case 64:
-            return {group_encode<64, Quantiser, has_hadamard>, group_decode<64, Quantiser, has_hadamard>};
+            return {groups_encode<64, Quantiser, has_hadamard>, group_decode<64, Quantiser, has_hadamard>};
         case 128:
-            return {group_encode<128, Quantiser, has_hadamard>, group_decode<128, Quantiser, has_hadamard>};
+            return {groups_encode<128, Quantiser, has_hadamard>, group_decode<128, Quantiser, has_hadamard>};
         case 256:
-            return {group_encode<256, Quantiser, has_hadamard>, group_decode<256, Quantiser, has_hadamard>};
+            return {groups_encode<256, Quantiser, has_hadamard>, group_decode<256, Quantiser, has_hadamard>};
         default:
-            return {group_encode<512, Quantiser, has_hadamard>, group_decode<512, Quantiser, has_hadamard>};
+            return {groups_encode<512, Quantiser, has_hadamard>, group_decode<512, Quantiser, has_hadamard>};
     }
 }
 

@@ -10,127 +10,142 @@ namespace cpu {
 
 constexpr size_t codec_parallel_threshold = 1 << 15;  // values; below this, waking threads costs more than the work
 
-// A stripe in blocks: groups, or, for the codecs without groups, 512 values.
-struct CodecBlocks {
+// A stripe in blocks of 1024 values: whole groups, what a core keeps in its first cache.
+constexpr size_t codec_block = simd::tile_values;
+
+struct CodecStripe {
     Codec codec;
-    size_t n, block, count, payload_bytes;
-    simd::GroupCodec group = {};
-    uint64_t stream = 0;  // of random numbers
+    size_t n, blocks, groups;
+    simd::GroupCodec group;
+    uint64_t stream;  // of random numbers
 };
 
-inline CodecBlocks codec_blocks(const Codec& c, size_t n) {
-    const size_t block = codec_has_groups(c) ? size_t(c.group) : 512;
-    CodecBlocks blocks = {c, n, block, (n + block - 1) / block, block * size_t(c.bits) / 8};
-    if (codec_has_groups(c)) blocks.group = simd::group_codec(c);
-    return blocks;
+inline CodecStripe codec_stripe(const Codec& c, size_t n, const RoundingKey& key) {
+    CodecStripe stripe = {c, n, (n + codec_block - 1) / codec_block, 0, {}, 0};
+    if (codec_has_groups(c)) {
+        stripe.groups = codec_groups(c, n);
+        stripe.group = simd::group_codec(c);
+        stripe.stream = spec::rounding_stream(key);
+    }
+    return stripe;
 }
 
-inline size_t block_present(const CodecBlocks& b, size_t block) { return std::min(b.block, b.n - block * b.block); }
+inline size_t block_values(const CodecStripe& stripe, size_t block) {
+    return std::min(codec_block, stripe.n - block * codec_block);
+}
 
-// x: the block's values, as many as are present. False if they are not all finite.
-inline bool block_encode(const CodecBlocks& b, uint8_t* wire, size_t block, const float* x) {
-    const size_t present = block_present(b, block);
-    uint8_t* payload = wire + block * b.payload_bytes;
-    if (b.codec.kind == Codec::none) {
-        memcpy(payload, x, 4 * present);
-        return true;
+// x: the values of the block. Returns the number of groups that are not finite.
+inline size_t block_encode(const CodecStripe& stripe, uint8_t* wire, size_t block, const float* x) {
+    const Codec& c = stripe.codec;
+    const size_t values = block_values(stripe, block), first = block * codec_block;
+    uint8_t* payload = wire + first * size_t(c.bits) / 8;
+    if (c.kind == Codec::none) {
+        memcpy(payload, x, 4 * values);
+        return 0;
     }
-    if (b.codec.kind == Codec::bf16) {
-#pragma omp simd
-        for (size_t i = 0; i < present; i++) {
+    if (c.kind == Codec::bf16) {
+        for (size_t i = 0; i < values; i++) {
             const uint16_t half = bf16_from_float(x[i]);
             memcpy(payload + 2 * i, &half, 2);
         }
-        return true;
+        return 0;
     }
-    alignas(64) float padded[spec::max_group];
-    if (present < b.block) {
-        memcpy(padded, x, 4 * present);
-        memset(padded + present, 0, 4 * (b.block - present));
-        x = padded;
+    const size_t g = size_t(c.group), whole = values / g, rest = values % g, first_group = first / g;
+    spec::Scales scales[simd::tile_values / 32];
+    size_t not_finite = 0;
+    if (whole > 0) not_finite += size_t(stripe.group.encode(c, payload, scales, x, int(whole), c.group, stripe.stream, first));
+    if (rest > 0) {
+        alignas(64) float padded[spec::max_group] = {};
+        memcpy(padded, x + whole * g, 4 * rest);
+        not_finite += size_t(stripe.group.encode(c, payload + whole * codec_payload_bytes(c), scales + whole, padded, 1,
+                                                 int(rest), stripe.stream, first + whole * g));
     }
-    spec::Scales scales;
-    const bool finite = b.group.encode(b.codec, payload, scales, x, int(present), b.stream, block * b.block);
-    spec::scales_store(b.codec, wire, b.count, block, scales);
-    return finite;
+    for (size_t k = 0; k < whole + (rest > 0); k++) spec::scales_store(c, wire, stripe.groups, first_group + k, scales[k]);
+    return not_finite;
 }
 
-inline void block_decode(const CodecBlocks& b, float* x, const uint8_t* wire, size_t block) {
-    const size_t present = block_present(b, block);
-    const uint8_t* payload = wire + block * b.payload_bytes;
-    if (b.codec.kind == Codec::none) {
-        memcpy(x, payload, 4 * present);
-    } else if (b.codec.kind == Codec::bf16) {
-#pragma omp simd
-        for (size_t i = 0; i < present; i++) {
+inline void block_decode(const CodecStripe& stripe, float* x, const uint8_t* wire, size_t block) {
+    const Codec& c = stripe.codec;
+    const size_t values = block_values(stripe, block), first = block * codec_block;
+    const uint8_t* payload = wire + first * size_t(c.bits) / 8;
+    if (c.kind == Codec::none) {
+        memcpy(x, payload, 4 * values);
+        return;
+    }
+    if (c.kind == Codec::bf16) {
+        for (size_t i = 0; i < values; i++) {
             uint16_t half;
             memcpy(&half, payload + 2 * i, 2);
             x[i] = float_from_bf16(half);
         }
-    } else if (present == b.block) {
-        b.group.decode(b.codec, x, payload, spec::scales_load(b.codec, wire, b.count, block));
-    } else {
-        alignas(64) float padded[spec::max_group];
-        b.group.decode(b.codec, padded, payload, spec::scales_load(b.codec, wire, b.count, block));
-        memcpy(x, padded, 4 * present);
+        return;
+    }
+    const size_t g = size_t(c.group);
+    for (size_t i = 0; i < values; i += g, payload += codec_payload_bytes(c)) {
+        const spec::Scales scales = spec::scales_load(c, wire, stripe.groups, (first + i) / g);
+        if (values - i >= g) {
+            stripe.group.decode(c, x + i, payload, scales);
+        } else {
+            alignas(64) float padded[spec::max_group];
+            stripe.group.decode(c, padded, payload, scales);
+            memcpy(x + i, padded, 4 * (values - i));
+        }
     }
 }
 
 // The sum over peers, in rank order, of a block. One of them may be the own contribution, which is not encoded.
-inline void block_decode_reduce(const CodecBlocks& b, float* sum, const uint8_t* const* wires, const float* own, int peers,
+inline void block_decode_reduce(const CodecStripe& stripe, float* sum, const uint8_t* const* wires, const float* own, int peers,
                                 size_t block) {
-    const size_t present = block_present(b, block);
-    alignas(64) float decoded[512];
+    const size_t values = block_values(stripe, block);
+    alignas(64) float decoded[codec_block];
     for (int peer = 0; peer < peers; peer++) {
-        const float* x = wires[peer] ? decoded : own + block * b.block;
-        if (wires[peer]) block_decode(b, decoded, wires[peer], block);
-        if (peer == 0)
-            memcpy(sum, x, 4 * present);
-        else
-#pragma omp simd
-            for (size_t i = 0; i < present; i++) sum[i] += x[i];
+        const float* x = wires[peer] ? decoded : own + block * codec_block;
+        if (wires[peer]) block_decode(stripe, peer == 0 ? sum : decoded, wires[peer], block);
+        if (peer > 0)
+            for (size_t i = 0; i < values; i++) sum[i] += x[i];
+        else if (!wires[peer])
+            memcpy(sum, x, 4 * values);
     }
 }
 
 // Returns the number of groups that hold a NaN or an infinity, or overflow.
 inline size_t codec_encode(const Codec& c, uint8_t* wire, const floatX* x, size_t n, const RoundingKey& key, Stream) {
-    CodecBlocks b = codec_blocks(c, n);
-    b.stream = spec::rounding_stream(key);
+    const CodecStripe stripe = codec_stripe(c, n, key);
     size_t not_finite = 0;
 #pragma omp parallel for schedule(static) reduction(+ : not_finite) if (n > codec_parallel_threshold)
-    for (size_t block = 0; block < b.count; block++) not_finite += !block_encode(b, wire, block, x + block * b.block);
+    for (size_t block = 0; block < stripe.blocks; block++)
+        not_finite += block_encode(stripe, wire, block, x + block * codec_block);
     return not_finite;
 }
 
 inline void codec_decode(const Codec& c, floatX* x, const uint8_t* wire, size_t n, Stream) {
-    const CodecBlocks b = codec_blocks(c, n);
+    const CodecStripe stripe = codec_stripe(c, n, {});
 #pragma omp parallel for schedule(static) if (n > codec_parallel_threshold)
-    for (size_t block = 0; block < b.count; block++) block_decode(b, x + block * b.block, wire, block);
+    for (size_t block = 0; block < stripe.blocks; block++) block_decode(stripe, x + block * codec_block, wire, block);
 }
 
 // out: [n] = the sum over peers; wires: [peers], null where own (float32) takes the place. out may be own.
 inline void codec_decode_reduce(const Codec& c, floatX* out, const uint8_t* const* wires, const floatX* own, int peers, size_t n,
                                 Stream) {
-    const CodecBlocks b = codec_blocks(c, n);
+    const CodecStripe stripe = codec_stripe(c, n, {});
 #pragma omp parallel for schedule(static) if (n > codec_parallel_threshold)
-    for (size_t block = 0; block < b.count; block++) {
-        alignas(64) float sum[512];
-        block_decode_reduce(b, sum, wires, own, peers, block);
-        memcpy(out + block * b.block, sum, 4 * block_present(b, block));
+    for (size_t block = 0; block < stripe.blocks; block++) {
+        alignas(64) float sum[codec_block];
+        block_decode_reduce(stripe, sum, wires, own, peers, block);
+        memcpy(out + block * codec_block, sum, 4 * block_values(stripe, block));
     }
 }
 
 // The same sum, encoded: wire as codec_encode would write it. Returns what codec_encode does.
 inline size_t codec_decode_reduce_encode(const Codec& c, uint8_t* wire, const uint8_t* const* wires, const floatX* own, int peers,
                                          size_t n, const RoundingKey& key, Stream) {
-    CodecBlocks b = codec_blocks(c, n);
-    b.stream = spec::rounding_stream(key);
+    const CodecStripe stripe = codec_stripe(c, n, key);
     size_t not_finite = 0;
 #pragma omp parallel for schedule(static) reduction(+ : not_finite) if (n > codec_parallel_threshold)
-    for (size_t block = 0; block < b.count; block++) {
-        alignas(64) float sum[512];
-        block_decode_reduce(b, sum, wires, own, peers, block);
-        not_finite += !block_encode(b, wire, block, sum);
+    for (size_t block = 0; block < stripe.blocks; block++) {
+        alignas(64) float sum[codec_block];
+        block_decode_reduce(stripe, sum, wires, own, peers, block);
+        not_finite += block_encode(stripe, wire, block, sum);
     }
     return not_finite;
 }
