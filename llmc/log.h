@@ -141,10 +141,10 @@ inline std::string boundary_table(const std::vector<BoundaryRecord>& totals, lon
 
 // ---- the JSON log ----
 
-inline void run_log_line(RunLog& log, const nlohmann::json& line) {
+inline void run_log_line(RunLog& log, const nlohmann::ordered_json& line) {
     if (!log.file) return;
     // Samples of a byte-level model need not be valid UTF-8.
-    const std::string text = line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    const std::string text = line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
     const bool good = std::fwrite(text.data(), 1, text.size(), log.file.get()) == text.size() && std::fflush(log.file.get()) == 0;
     check(good, "--log: writing '%s' failed: %s; free some space or log elsewhere", log.path.c_str(), std::strerror(errno));
 }
@@ -174,7 +174,7 @@ inline RunLog run_log_open(const std::string& path, nlohmann::json run, long res
     RunLog log;
     if (path.empty()) return log;
     log.path = path;
-    nlohmann::json first = {{"run", std::move(run)}};
+    nlohmann::ordered_json first = {{"run", std::move(run)}};
     const bool resumed = resumed_step >= 0 && std::filesystem::is_regular_file(path);
     if (resumed) {
         // Rewritten beside it and renamed, so that an interruption here loses nothing.
@@ -209,18 +209,18 @@ inline nlohmann::json run_record(const nlohmann::json& config, int ranks, int dp
 
 inline void run_log_step(RunLog& log, const StepRecord& r) {
     if (!log.file) return;
-    nlohmann::json line = {{"step", r.step},
-                           {"loss", r.loss},
-                           {"norm", r.norm},
-                           {"lr", r.lr},
-                           {"ms", r.ms},
-                           {"tokens_per_s", r.tokens_per_s},
-                           {"mfu", r.mfu},
-                           {"gflops", r.gflops},
-                           {"comm_share", r.comm_share},
-                           {"wire_bytes", r.wire_bytes},
-                           {"raw_bytes", r.raw_bytes},
-                           {"boundaries", nlohmann::json::object()}};
+    nlohmann::ordered_json line = {{"step", r.step},
+                                   {"loss", r.loss},
+                                   {"norm", r.norm},
+                                   {"lr", r.lr},
+                                   {"ms", r.ms},
+                                   {"tokens_per_s", r.tokens_per_s},
+                                   {"mfu", r.mfu},
+                                   {"gflops", r.gflops},
+                                   {"comm_share", r.comm_share},
+                                   {"wire_bytes", r.wire_bytes},
+                                   {"raw_bytes", r.raw_bytes},
+                                   {"boundaries", nlohmann::ordered_json::object()}};
     for (const BoundaryRecord& b : r.boundaries) {
         if (b.calls == 0) continue;
         line["boundaries"][b.name] = {{"codec", b.codec},         {"calls", b.calls},         {"wire", b.wire_bytes},

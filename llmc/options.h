@@ -13,7 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -188,18 +188,21 @@ inline std::string range_text(const Range& range) {
 
 template <class T>
 T number_parse(const Option& option, const std::string& text, const std::string& where) {
-    using Parsed = std::conditional_t<std::is_same_v<T, float>, double, T>;
-    const char *begin = text.data(), *end = begin + text.size();
-    Parsed value{};
-    auto [stop, error] = std::from_chars(begin, end, value);
-    const bool minus = std::is_unsigned_v<T> && text[0] == '-';  // from_chars sees no number there
-    check((error != std::errc::invalid_argument && stop == end && !text.empty()) || minus, "%s: expected %s, found '%s'",
+    const bool negative = text.starts_with('-');
+    const char* const end = text.data() + text.size();
+    // The sign of an unsigned number is skipped, so that -1 is "out of range" and not "no number".
+    const char* const begin = text.data() + (negative && std::is_unsigned_v<T>);
+    std::conditional_t<std::is_same_v<T, float>, double, T> value{};
+    const auto [stop, error] = std::from_chars(begin, end, value);
+    const bool fits = error == std::errc() && double(value) <= double(std::numeric_limits<T>::max());
+    check(error != std::errc::invalid_argument && stop == end && !std::isnan(double(value)), "%s: expected %s, found '%s'",
           where.c_str(), type_text<T>, text.c_str());
-    const double x = double(value);
-    const bool inside = !minus && error != std::errc::result_out_of_range && std::isfinite(x) &&
-                        std::isfinite(double(T(value))) &&
-                        (option.range.low_open ? x > option.range.low : x >= option.range.low) && x < option.range.high;
-    check(inside, "%s: %s is out of range; it must be %s", where.c_str(), text.c_str(), range_text(option.range).c_str());
+    check(fits || negative, "%s: %s does not fit; the largest is %g", where.c_str(), text.c_str(),
+          double(std::numeric_limits<T>::max()));
+    const Range& range = option.range;
+    const double x = negative && std::is_unsigned_v<T> ? -1 : double(value);
+    check(fits && (range.low_open ? x > range.low : x >= range.low) && x < range.high, "%s: %s is out of range; it must be %s",
+          where.c_str(), text.c_str(), range_text(range).c_str());
     return T(value);
 }
 
@@ -462,7 +465,10 @@ inline Command run_config_parse(int argc, const char* const* argv) {
             // Without its value, `--resume` is --out's latest checkpoint and `--check-data` is on.
             const char* bare = option.value[0] == '[' ? "latest" : "on";
             const bool is_bare = text.empty() && flag->get_expected_min() == 0;
-            option_set(command.config, option, is_bare ? bare : text, "--" + std::string(option.name));
+            const std::string where = "--" + std::string(option.name);
+            check(!text.starts_with("--") || std::find(names.begin(), names.end(), text.substr(2)) == names.end(),
+                  "%s: its value is missing; the flag %s follows", where.c_str(), text.c_str());
+            option_set(command.config, option, is_bare ? bare : text, where);
         }
     }
     if (flags.print_config) command.action = Command::print_config;
@@ -474,12 +480,14 @@ inline Command run_config_parse(int argc, const char* const* argv) {
 
 // Fills in what depends on other options or on the number of ranks, and checks options against each other.
 inline void run_config_resolve(RunConfig& c, int ranks, int ranks_on_host) {
-    const int layout = c.tp * c.pp, dp = std::max(1, ranks / layout);
+    const int dp = int(std::max(1L, ranks / (long(c.tp) * c.pp)));
+    const long micro = long(c.micro_batch) * dp;  // sequences all ranks work on at a time
     if (c.lr_decay_steps < 0) c.lr_decay_steps = c.steps;
     if (c.warmup < 0) c.warmup = c.lr_decay_steps / 50;
     if (c.min_lr < 0) c.min_lr = float(options_detail::float_decimal(c.lr) * 0.1);
     if (c.stop_step == 0) c.stop_step = c.steps;
-    if (c.global_batch == 0) c.global_batch = c.micro_batch * dp;
+    check(micro <= std::numeric_limits<int>::max(), "--micro-batch %d is too large", c.micro_batch);
+    if (c.global_batch == 0) c.global_batch = int(micro);
     if (c.threads == 0) {
         const char* omp = std::getenv("OMP_NUM_THREADS");
         c.threads = omp ? std::atoi(omp) : 0;
@@ -492,8 +500,7 @@ inline void run_config_resolve(RunConfig& c, int ranks, int ranks_on_host) {
     check(c.schedule == "constant" || c.warmup <= c.lr_decay_steps, "--warmup %ld is longer than --lr-decay-steps %ld", c.warmup,
           c.lr_decay_steps);
     check(c.stop_step <= c.steps, "--stop-step %ld is beyond --steps %ld", c.stop_step, c.steps);
-    check(c.global_batch % (c.micro_batch * dp) == 0,
-          "--global-batch %d is not a multiple of --micro-batch %d x %d data-parallel ranks; the nearest are %d and %d",
-          c.global_batch, c.micro_batch, dp, std::max(1, c.global_batch / (c.micro_batch * dp)) * c.micro_batch * dp,
-          (c.global_batch / (c.micro_batch * dp) + 1) * c.micro_batch * dp);
+    check(c.global_batch % micro == 0,
+          "--global-batch %d is not a multiple of --micro-batch %d x %d data-parallel ranks; the nearest that is: %ld",
+          c.global_batch, c.micro_batch, dp, std::max(1L, (c.global_batch + micro / 2) / micro) * micro);
 }
