@@ -371,11 +371,15 @@ def check_out(out, name, tokenizer_text):
     path = os.path.join(out, "tokenizer.json")
     others = [p for p in glob.glob(os.path.join(glob.escape(out), "*.bin"))
               if not re.match(re.escape(name) + r"_(train|val)_\d{6}\.bin$", os.path.basename(p))]
-    if others and os.path.exists(path):
+    if not others:
+        return
+    found = None
+    if os.path.exists(path):
         with open(path, encoding="utf-8") as f:
-            if f.read() != tokenizer_text:
-                raise PrepareError("%s holds %s, tokenized with another vocabulary: choose another --out"
-                                   % (out, os.path.basename(sorted(others)[0])))
+            found = f.read()
+    if found != tokenizer_text:
+        raise PrepareError("%s holds %s, tokenized with another vocabulary: choose another --out"
+                           % (out, os.path.basename(sorted(others)[0])))
 
 
 def split(tokenizer, path, total, val_fraction):

@@ -244,6 +244,9 @@ TEST_CASE("a shard of more than 2^31 tokens (sparse file)") {
     CHECK(out[6] == 0x109);
     const WindowPlace place = tokens_train_place(set, 5, 12345678901ull, 6);
     CHECK(place.begin + 7 <= count);
+    int header[256] = {20240520, 1, -1, 0, 7, 1}, width = 0;
+    CHECK(token_header_check("x", header, 1024 + 2 * ((size_t(1) << 32) + 7), &width) == (size_t(1) << 32) + 7);
+    CHECK(width == 2);
 }
 
 TEST_CASE("a set can be moved") {
@@ -344,6 +347,8 @@ TEST_CASE("GPT-2's own form: no model.type, merges, an added token; decodes, doe
     refused([&] { tokenizer_encode(t, "x"); }, {"2 BPE merges", "ids"});
     j["model"]["merges"] = json::array();
     CHECK(tokenizer_encode(load(dir, j), "a<|endoftext|>b<|") == std::vector<int>{'a', 258, 'b', '<', '|'});
+    j["added_tokens"].push_back({{"id", 261}, {"content", "<|end"}});  // the longest one that fits is taken
+    CHECK(tokenizer_encode(load(dir, j), "<|endoftext|><|end") == std::vector<int>{258, 261});
     j["model"]["vocab"].erase("b");
     refused([&] { tokenizer_encode(load(dir, j), "b"); }, {"byte 0x62"});
 }

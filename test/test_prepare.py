@@ -221,6 +221,8 @@ class Prepare(Case):
         with open(os.path.join(self.out, "tokenizer.json")) as f:
             self.assertEqual(f.read(), before)
         self.assertEqual(self.run_main("--input", self.file("b", "abd" * 50), "--out", self.out)[0], 0)
+        os.remove(os.path.join(self.out, "tokenizer.json"))  # as in a directory of ids from elsewhere
+        self.refuse(["--input", self.file("c", "abd" * 50), "--out", self.out], "another vocabulary")
 
     def test_a_full_disk_leaves_nothing_behind(self):
         path = self.file("a", bytes(range(256)) * 5000)

@@ -188,6 +188,7 @@ TEST_CASE("bad files are refused with the file, the tensor and the reason") {
     header_refused(R"({"a":)" + entry("F32", "[-1]", "[0,4]") + "}", 4, {"a", "-1"});
     header_refused(R"({"a":)" + entry("F32", "[1.5]", "[0,4]") + "}", 4, {"a", "1.5"});
     header_refused(R"({"a":)" + entry("F32", "[2]", "[0,4]") + "}", 4, {"a", "[2]", "4 bytes"});
+    header_refused(R"({"a":)" + entry("F32", "[1]", "[0,8]") + "}", 8, {"a", "[1]", "8 bytes"});
     header_refused(R"({"a":)" + entry("F32", "[4294967296,4294967296]", "[0,0]") + "}", 0, {"a", "[4294967296, 4294967296]"});
     header_refused(R"({"a":)" + entry("F32", "[4611686018427387904]", "[0,0]") + "}", 0, {"a", "does not fit"});
     header_refused(R"({"a":)" + entry("F32", "[1]", "[4,0]") + "}", 4, {"a", "[4,0]"});
@@ -251,10 +252,10 @@ TEST_CASE("every truncation and every flipped header byte is refused or read, ne
 
 TEST_CASE("a model directory: one file, or several with an index") {
     TempDir dir;
-    refused([&] { weights_open(dir / "absent"); }, {"absent", "No such file"});
-    refused([&] { weights_open(dir.path); }, {dir.path, "neither model.safetensors"});
+    refused([&] { tensor_files_open(dir / "absent"); }, {"absent", "No such file"});
+    refused([&] { tensor_files_open(dir.path); }, {dir.path, "neither model.safetensors"});
     file_write(dir / "pytorch_model.bin", "");
-    refused([&] { weights_open(dir.path); }, {"pytorch_model.bin", "convert"});
+    refused([&] { tensor_files_open(dir.path); }, {"pytorch_model.bin", "convert"});
 
     model_write(dir / "model-00001-of-00002.safetensors", {{"x", "F32", {5}}, {"y", "F32", {2}}});
     model_write(dir / "model-00002-of-00002.safetensors", {{"z", "F32", {3}}});
@@ -267,7 +268,7 @@ TEST_CASE("a model directory: one file, or several with an index") {
     };
     write_index(map);
     {
-        const Weights weights = weights_open(dir.path);
+        const TensorFiles weights = tensor_files_open(dir.path);
         CHECK(weights.files.size() == 2);
         REQUIRE(weights.tensors.size() == 3);
         const TensorPlace& z = weights.tensors.at("z");
@@ -281,28 +282,31 @@ TEST_CASE("a model directory: one file, or several with an index") {
     json wrong = map;
     wrong["z"] = "model-00001-of-00002.safetensors";
     write_index(wrong);
-    refused([&] { weights_open(dir.path); }, {"tensor z", "model-00001"});
+    refused([&] { tensor_files_open(dir.path); }, {"tensor z", "model-00001"});
+    wrong["x"] = "model-00002-of-00002.safetensors";
+    write_index(wrong);
+    refused([&] { tensor_files_open(dir.path); }, {"tensor x", "model-00002", "its index"});
     wrong = map;
     wrong["w"] = "model-00002-of-00002.safetensors";
     write_index(wrong);
-    refused([&] { weights_open(dir.path); }, {"tensor w", "model-00002"});
+    refused([&] { tensor_files_open(dir.path); }, {"tensor w", "model-00002"});
     wrong["w"] = "model-00003.safetensors";
     write_index(wrong);
-    refused([&] { weights_open(dir.path); }, {"model-00003.safetensors", "No such file"});
+    refused([&] { tensor_files_open(dir.path); }, {"model-00003.safetensors", "No such file"});
     wrong["w"] = "../evil.safetensors";
     write_index(wrong);
-    refused([&] { weights_open(dir.path); }, {"tensor w", "same directory"});
+    refused([&] { tensor_files_open(dir.path); }, {"tensor w", "same directory"});
     write_index(json::object());
-    refused([&] { weights_open(dir.path); }, {"weight_map"});
+    refused([&] { tensor_files_open(dir.path); }, {"weight_map"});
     file_write(index, "{");
-    refused([&] { weights_open(dir.path); }, {index, "JSON"});
+    refused([&] { tensor_files_open(dir.path); }, {index, "JSON"});
     write_index(map);
     model_write(dir / "model-00002-of-00002.safetensors", {{"x", "F32", {5}}, {"z", "F32", {3}}});
-    refused([&] { weights_open(dir.path); }, {"tensor x", "two files"});
+    refused([&] { tensor_files_open(dir.path); }, {"tensor x", "two files"});
 
     model_write(dir / "model.safetensors", {{"alone", "F32", {5}}});
-    CHECK(weights_open(dir.path).tensors.count("alone") == 1);
-    CHECK(weights_open(dir / "model.safetensors").tensors.count("alone") == 1);
+    CHECK(tensor_files_open(dir.path).tensors.count("alone") == 1);
+    CHECK(tensor_files_open(dir / "model.safetensors").tensors.count("alone") == 1);
 }
 
 TEST_CASE("errors of the disk name the file and the reason") {

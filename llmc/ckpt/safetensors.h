@@ -330,18 +330,18 @@ inline void safetensors_read(const SafetensorsFile& from, const TensorInfo& tens
 // ---- a model's files ----
 
 struct TensorPlace {
-    size_t file;  // index into Weights::files
+    size_t file;  // index into TensorFiles::files
     TensorInfo info;
 };
 
-struct Weights {
+struct TensorFiles {
     std::string path;  // as given: a directory or a file
     std::vector<SafetensorsFile> files;
     std::map<std::string, TensorPlace> tensors;  // of all files, by name
 };
 
 // `path` is a .safetensors file, or a directory with model.safetensors or model.safetensors.index.json.
-inline Weights weights_open(const std::string& path) {
+inline TensorFiles tensor_files_open(const std::string& path) {
     namespace detail = safetensors_detail;
     struct stat info = {};
     check(stat(path.c_str(), &info) == 0, "%s cannot be opened: %s", path.c_str(), std::strerror(errno));
@@ -366,20 +366,20 @@ inline Weights weights_open(const std::string& path) {
             paths.insert(promised.back().second);
         }
     }
-    Weights weights;
-    weights.path = path;
+    TensorFiles found;
+    found.path = path;
     for (const auto& file_path : paths) {
-        weights.files.push_back(safetensors_open(file_path));
-        for (const auto& tensor : weights.files.back().tensors) {
-            const auto [place, is_new] = weights.tensors.emplace(tensor.name, TensorPlace{weights.files.size() - 1, tensor});
+        found.files.push_back(safetensors_open(file_path));
+        for (const auto& tensor : found.files.back().tensors) {
+            const auto [place, is_new] = found.tensors.emplace(tensor.name, TensorPlace{found.files.size() - 1, tensor});
             check(is_new, "tensor %s is in two files, %s and %s", tensor.name.c_str(),
-                  weights.files[place->second.file].file.path.c_str(), file_path.c_str());
+                  found.files[place->second.file].file.path.c_str(), file_path.c_str());
         }
     }
     for (const auto& [name, file_path] : promised) {
-        const auto place = weights.tensors.find(name);
-        check(place != weights.tensors.end() && weights.files[place->second.file].file.path == file_path,
+        const auto place = found.tensors.find(name);
+        check(place != found.tensors.end() && found.files[place->second.file].file.path == file_path,
               "%s: tensor %s is not in the file %s, where its index puts it", path.c_str(), name.c_str(), file_path.c_str());
     }
-    return weights;
+    return found;
 }
