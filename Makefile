@@ -23,7 +23,7 @@ endif
 ifneq ($(filter cuda emu,$(TARGET)),)
 $(error TARGET=$(TARGET) comes in a later version; this one builds TARGET=cpu)
 endif
-ifneq ($(filter tests,$(MAKECMDGOALS)),)
+ifneq ($(and $(CXX_VERSION),$(filter tests,$(MAKECMDGOALS))),)
 MISSING += $(if $(HAVE_DOCTEST),,doctest)
 endif
 ifneq ($(strip $(MISSING)),)

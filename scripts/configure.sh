@@ -20,12 +20,14 @@ CXX=${CXX:-g++}
 if found=$(probe -fopenmp <<< $'#include <cstdio>\nint main() { std::puts(__VERSION__); }'); then
     say compiler "$CXX $found"
     set_var CXX "$CXX"
+    set_var CXX_VERSION "$found"
 else
     say compiler "MISSING: $CXX cannot build a C++20 program with OpenMP. Install g++ 11 or later (apt: g++), or set CXX"
     exit 1
 fi
 
 MPICC=${MPICC:-mpicc}
+libs=
 if flags=$($MPICC --showme:compile 2> /dev/null) && libs=$($MPICC --showme:link 2> /dev/null); then :
 elif flags=$($MPICC -show 2> /dev/null); then  # MPICH: the whole command, whose first word is the C compiler
     flags=${flags#* } libs=$flags

@@ -87,12 +87,13 @@ def run(one, log):
             return process.wait(one["seconds"])
         except subprocess.TimeoutExpired:
             return None
-        finally:  # whatever the test left running goes with it
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+        finally:  # whatever the test left running goes with it; mpirun ends its ranks when told to
+            for ending, patience in ((signal.SIGTERM, 3), (signal.SIGKILL, None)):
+                try:
+                    os.killpg(process.pid, ending)
+                    process.wait(patience)
+                except (ProcessLookupError, subprocess.TimeoutExpired):
+                    pass
 
 
 def count_cases(text):
@@ -113,8 +114,11 @@ def count_cases(text):
 def main():
     words = sys.argv[1:]
     os.makedirs(LOGS, exist_ok=True)
-    with open(os.path.join(ROOT, "build", "config.mk")) as config:
-        have_mpi = "HAVE_MPI := 1" in config.read()
+    try:
+        with open(os.path.join(ROOT, "build", "config.mk")) as config:
+            have_mpi = "HAVE_MPI := 1" in config.read()
+    except FileNotFoundError:
+        sys.exit("run.py: nothing is built yet: run make test")
     all_passed = all_failed = all_skipped = 0
     begin = time.time()
     for one in jobs_list(have_mpi):
@@ -132,7 +136,7 @@ def main():
         else:
             status = run(one, log)
             with open(log, errors="replace") as f:
-                text = f.read()
+                text = re.sub(r"\x1b\[[0-9;]*m", "", f.read())  # doctest sees a terminal under mpirun, and colours it
             passed, failed, skipped = count_cases(text)
             problem = None
             if status is None:
