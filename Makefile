@@ -90,7 +90,7 @@ clean:  ## removes what was built
 	rm -rf build train_gpt
 
 help:  ## this list
-	@sed -n '/^#$$/,/^[^#]/s/^#//p' Makefile
+	@sed -n '2,6s/^# \{0,1\}//p' Makefile
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
 # Rebuilds everything when a flag, the compiler or a found library changes.

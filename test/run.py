@@ -98,17 +98,17 @@ def run(one, log):
 
 def count_cases(text):
     """(passed, failed, skipped) by what the test printed. Under mpirun several ranks may print a summary: the worst one counts."""
-    passed = failed = skipped = 0
-    for line in re.finditer(r"test cases: *(\d+) *\| *(\d+) passed *\| *(\d+) failed *\|(?: *(\d+) skipped)?", text):
-        passed, failed = max(passed, int(line[2])), max(failed, int(line[3]))
-        skipped = max(skipped, int(line[4] or 0))
-    ran = re.search(r"^Ran (\d+) tests? in", text, re.M)
-    if ran:
-        verdict = text[ran.end():]
+    ran = failed = skipped = 0
+    for line in re.finditer(r"test cases: *\d+ *\| *(\d+) passed *\| *(\d+) failed *\|(?: *(\d+) skipped)?", text):
+        ran, failed = max(ran, int(line[1]) + int(line[2])), max(failed, int(line[2]))
+        skipped = max(skipped, int(line[3] or 0))
+    unittest = re.search(r"^Ran (\d+) tests? in", text, re.M)
+    if unittest:
+        verdict = text[unittest.end():]
         failed = sum(int(n) for n in re.findall(r"(?:failures|errors|unexpected successes)=(\d+)", verdict))
         skipped = sum(int(n) for n in re.findall(r"skipped=(\d+)", verdict))
-        passed = max(0, int(ran[1]) - failed - skipped)
-    return passed, failed, skipped
+        ran = int(unittest[1]) - skipped
+    return max(0, ran - failed), failed, skipped
 
 
 def main():
