@@ -36,7 +36,7 @@ struct Codec {
 // Key of stochastic rounding: everything that tells one encoded tensor from another. Same key, same bytes.
 struct RoundingKey {
     uint64_t seed = 0;
-    uint32_t step = 0, micro_batch = 0, layer = 0, boundary = 0, rank = 0;
+    uint32_t step = 0, micro_batch = 0, layer = 0, boundary = 0, rank = 0, stripe = 0;
 };
 
 constexpr bool codec_has_groups(const Codec& c) { return c.kind != Codec::none && c.kind != Codec::bf16; }

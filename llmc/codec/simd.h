@@ -20,6 +20,7 @@ namespace simd {
 typedef float v16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 typedef uint32_t u16 __attribute__((vector_size(64)));
+typedef uint64_t u64 __attribute__((vector_size(64)));
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
 typedef int8_t levels16 __attribute__((vector_size(16)));
 typedef uint16_t halves16 __attribute__((vector_size(32)));
@@ -216,30 +217,33 @@ struct Float8 {
     }
 };
 
-// --- random words of `count` values (a multiple of 64) from index `first` (a multiple of 4)
+// --- random words of `count` values (a multiple of 32) from index `first` (a multiple of 4)
+
+// The product of the low halves; what the high halves hold does not matter.
+SIMD_FN u64 multiply_low(u64 a, uint32_t b) {
+#ifdef __AVX512F__
+    return (u64)_mm512_maskz_mul_epu32(0xff, (__m512i)a, _mm512_set1_epi64(b));
+#else
+    return (a & 0xffffffff) * b;
+#endif
+}
 
 SIMD_FN void random_words(uint32_t* out, int count, uint64_t key, uint64_t first) {
-    for (int block = 0; block < count / 4; block += 16) {
-        uint32_t c0[16], c1[16], c2[16] = {}, c3[16] = {};
-        for (int i = 0; i < 16; i++) {
-            const uint64_t counter = first / 4 + uint64_t(block + i);
-            c0[i] = uint32_t(counter), c1[i] = uint32_t(counter >> 32);
-        }
+    for (int i = 0; i < count; i += 32) {
+        const u64 counter = u64{0, 1, 2, 3, 4, 5, 6, 7} + (first + uint64_t(i)) / 4;
+        u64 c0 = counter, c1 = counter >> 32, c2 = {}, c3 = {};
         uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+#pragma GCC unroll 10
         for (int round = 0; round < 10; round++) {
-#pragma omp simd
-            for (int i = 0; i < 16; i++) {
-                const uint64_t p0 = uint64_t(0xD2511F53u) * c0[i], p1 = uint64_t(0xCD9E8D57u) * c2[i];
-                c0[i] = uint32_t(p1 >> 32) ^ c1[i] ^ k0, c1[i] = uint32_t(p1);
-                c2[i] = uint32_t(p0 >> 32) ^ c3[i] ^ k1, c3[i] = uint32_t(p0);
-            }
+            const u64 p0 = multiply_low(c0, 0xD2511F53u), p1 = multiply_low(c2, 0xCD9E8D57u);
+            c0 = (p1 >> 32) ^ c1 ^ k0, c1 = p1;
+            c2 = (p0 >> 32) ^ c3 ^ k1, c3 = p0;
             k0 += 0x9E3779B9u;
             k1 += 0xBB67AE85u;
         }
-        for (int i = 0; i < 16; i++) {
-            uint32_t* words = out + 4 * (block + i);
-            words[0] = c0[i], words[1] = c1[i], words[2] = c2[i], words[3] = c3[i];
-        }
+        const u64 low = (c0 & 0xffffffff) | c1 << 32, high = (c2 & 0xffffffff) | c3 << 32;
+        store(out + i, __builtin_shuffle(low, high, u64{0, 8, 1, 9, 2, 10, 3, 11}));
+        store(out + i + 16, __builtin_shuffle(low, high, u64{4, 12, 5, 13, 6, 14, 7, 15}));
     }
 }
 
@@ -319,7 +323,7 @@ SIMD_FN void quantise(const Codec& c, uint8_t* q, const float* y, float s, uint6
         return quantise<Quantiser, false, false>(q, y, by, g, max, nullptr);
     }
     alignas(64) uint32_t random[spec::max_group];
-    random_words(random, g < 64 ? 64 : g, stream, first);
+    random_words(random, g, stream, first);
     if (by.quick) return quantise<Quantiser, true, true>(q, y, by, g, max, random);
     quantise<Quantiser, false, true>(q, y, by, g, max, random);
 }
@@ -373,9 +377,9 @@ inline int groups_encode(const Codec& c, uint8_t* payload, spec::Scales* scales,
     return not_finite;
 }
 
-// spec::group_decode.
+// spec::group_decode; with `add` the values are added to x.
 template <int G, class Quantiser, bool has_hadamard>
-inline void group_decode(const Codec& c, float* x, const uint8_t* payload, spec::Scales scales) {
+inline void group_decode(const Codec& c, float* x, const uint8_t* payload, spec::Scales scales, bool add) {
     constexpr int V = G / 16;
     alignas(64) v16 y[V];
     alignas(64) uint8_t q[G];
@@ -386,22 +390,27 @@ inline void group_decode(const Codec& c, float* x, const uint8_t* payload, spec:
     if (c.bits < 8) unpack<G>(q, payload, c.bits);
     const uint8_t* codes = c.bits == 8 ? payload : q;
 #pragma GCC unroll 32
-    for (int k = 0; k < V; k++) y[k] = Quantiser::decode(codes + 16 * k);
+    for (int i = 0; i < V; i++) y[i] = Quantiser::decode(codes + 16 * i);
     float scale = scales.s;
     if constexpr (has_hadamard) {
         if (Quantiser::fp8) scale = scales.s / scales.alpha;
         hadamard<V>(y);
 #pragma GCC unroll 32
-        for (int k = 0; k < V; k++) y[k] *= spec::inverse_sqrt(G);
+        for (int i = 0; i < V; i++) y[i] *= spec::inverse_sqrt(G);
     }
+    if (add) {
 #pragma GCC unroll 32
-    for (int k = 0; k < V; k++) store(x + 16 * k, y[k] * scale);
+        for (int i = 0; i < V; i++) store(x + 16 * i, load<v16>(x + 16 * i) + y[i] * scale);
+    } else {
+#pragma GCC unroll 32
+        for (int i = 0; i < V; i++) store(x + 16 * i, y[i] * scale);
+    }
 }
 
 struct GroupCodec {
     int (*encode)(const Codec&, uint8_t* payload, spec::Scales*, const float* x, int groups, int present, uint64_t stream,
                   uint64_t first);
-    void (*decode)(const Codec&, float* x, const uint8_t* payload, spec::Scales);
+    void (*decode)(const Codec&, float* x, const uint8_t* payload, spec::Scales, bool add);
 };
 
 template <class Quantiser, bool has_hadamard>

@@ -220,7 +220,7 @@ CODEC_FN float group_scale(const Codec& c, uint32_t max_bits) {
 
 CODEC_FN uint64_t rounding_stream(const RoundingKey& key) {
     const Philox a = philox(key.seed, key.step | uint64_t(key.micro_batch) << 32, key.layer | uint64_t(key.rank) << 32);
-    const Philox b = philox(a[0] | uint64_t(a[1]) << 32, key.boundary, hash_name("codec"));
+    const Philox b = philox(a[0] | uint64_t(a[1]) << 32, key.boundary | uint64_t(key.stripe) << 32, hash_name("codec"));
     return b[0] | uint64_t(b[1]) << 32;
 }
 

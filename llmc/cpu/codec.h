@@ -64,47 +64,52 @@ inline size_t block_encode(const CodecStripe& stripe, uint8_t* wire, size_t bloc
     return not_finite;
 }
 
-inline void block_decode(const CodecStripe& stripe, float* x, const uint8_t* wire, size_t block) {
+// x: the values of the block, written, or added to.
+inline void block_decode(const CodecStripe& stripe, float* x, const uint8_t* wire, size_t block, bool add) {
     const Codec& c = stripe.codec;
     const size_t values = block_values(stripe, block), first = block * codec_block;
     const uint8_t* payload = wire + first * size_t(c.bits) / 8;
-    if (c.kind == Codec::none) {
-        memcpy(x, payload, 4 * values);
-        return;
-    }
-    if (c.kind == Codec::bf16) {
-        for (size_t i = 0; i < values; i++) {
-            uint16_t half;
-            memcpy(&half, payload + 2 * i, 2);
-            x[i] = float_from_bf16(half);
-        }
-        return;
-    }
+    const auto put = [&](auto value) {
+        if (add)
+            for (size_t i = 0; i < values; i++) x[i] += value(i);
+        else
+            for (size_t i = 0; i < values; i++) x[i] = value(i);
+    };
+    if (c.kind == Codec::none) return put([&](size_t i) { return simd::load<float>(payload + 4 * i); });
+    if (c.kind == Codec::bf16) return put([&](size_t i) { return float_from_bf16(simd::load<uint16_t>(payload + 2 * i)); });
     const size_t g = size_t(c.group);
     for (size_t i = 0; i < values; i += g, payload += codec_payload_bytes(c)) {
         const spec::Scales scales = spec::scales_load(c, wire, stripe.groups, (first + i) / g);
         if (values - i >= g) {
-            stripe.group.decode(c, x + i, payload, scales);
+            stripe.group.decode(c, x + i, payload, scales, add);
         } else {
-            alignas(64) float padded[spec::max_group];
-            stripe.group.decode(c, padded, payload, scales);
+            alignas(64) float padded[spec::max_group] = {};
+            memcpy(padded, x + i, 4 * (values - i));
+            stripe.group.decode(c, padded, payload, scales, add);
             memcpy(x + i, padded, 4 * (values - i));
         }
     }
+}
+
+// Several streams are read a block at a time, too short for the hardware to run ahead in each: ask for the next block.
+inline void prefetch(const void* from, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
 }
 
 // The sum over peers, in rank order, of a block. One of them may be the own contribution, which is not encoded.
 inline void block_decode_reduce(const CodecStripe& stripe, float* sum, const uint8_t* const* wires, const float* own, int peers,
                                 size_t block) {
     const size_t values = block_values(stripe, block);
-    alignas(64) float decoded[codec_block];
+    const size_t bytes = codec_block * size_t(stripe.codec.bits) / 8;
     for (int peer = 0; peer < peers; peer++) {
-        const float* x = wires[peer] ? decoded : own + block * codec_block;
-        if (wires[peer]) block_decode(stripe, peer == 0 ? sum : decoded, wires[peer], block);
-        if (peer > 0)
-            for (size_t i = 0; i < values; i++) sum[i] += x[i];
-        else if (!wires[peer])
-            memcpy(sum, x, 4 * values);
+        if (wires[peer]) {
+            prefetch(wires[peer] + (block + 1) * bytes, bytes);
+            block_decode(stripe, sum, wires[peer], block, peer > 0);
+            continue;
+        }
+        const float* x = own + block * codec_block;
+        prefetch(x + codec_block, 4 * codec_block);
+        for (size_t i = 0; i < values; i++) sum[i] = peer > 0 ? sum[i] + x[i] : x[i];
     }
 }
 
@@ -121,7 +126,7 @@ inline size_t codec_encode(const Codec& c, uint8_t* wire, const floatX* x, size_
 inline void codec_decode(const Codec& c, floatX* x, const uint8_t* wire, size_t n, Stream) {
     const CodecStripe stripe = codec_stripe(c, n, {});
 #pragma omp parallel for schedule(static) if (n > codec_parallel_threshold)
-    for (size_t block = 0; block < stripe.blocks; block++) block_decode(stripe, x + block * codec_block, wire, block);
+    for (size_t block = 0; block < stripe.blocks; block++) block_decode(stripe, x + block * codec_block, wire, block, false);
 }
 
 // out: [n] = the sum over peers; wires: [peers], null where own (float32) takes the place. out may be own.
