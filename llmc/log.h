@@ -7,9 +7,10 @@
 //
 // Units: ms = milliseconds of one step, bytes = payload sent by this rank in one step, rates per second.
 #pragma once
-#include <sys/stat.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
@@ -32,6 +33,7 @@ struct BoundaryRecord {
     double encode_ms = 0, wire_ms = 0, decode_ms = 0;
     double snr_db = NAN;     // NaN: not measured
     uint64_t nonfinite = 0;  // groups that held a NaN or an infinity
+    long snr_steps = 0;      // in sums: the steps whose SNR is averaged in snr_db
 };
 
 struct StepRecord {
@@ -73,6 +75,17 @@ inline std::string duration_text(double seconds) {
     return format_text("%ld h %02ld min", whole / 3600, whole / 60 % 60);
 }
 
+// The most memory this process has had, in MiB.
+inline double peak_memory_mib() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+#ifdef __APPLE__
+    return double(usage.ru_maxrss) / (1 << 20);  // bytes there, KiB elsewhere
+#else
+    return double(usage.ru_maxrss) / (1 << 10);
+#endif
+}
+
 // ---- progress on stdout ----
 
 // step   120/2000 | loss 2.3456 | norm 0.512 | lr 6.00e-04 | 812 ms | 2521 tok/s | 95.1 GFLOP/s, 71% of sgemm | comm 12% |
@@ -92,6 +105,21 @@ inline std::string step_text(const StepRecord& r, long steps) {
     return text;
 }
 
+// Adds one step's records to a run's sums, by name. SNR becomes the mean, in dB, of the steps that measured it.
+inline void boundary_records_add(std::vector<BoundaryRecord>& totals, const std::vector<BoundaryRecord>& step) {
+    for (const BoundaryRecord& r : step) {
+        auto total = std::find_if(totals.begin(), totals.end(), [&](const BoundaryRecord& t) { return t.name == r.name; });
+        if (total == totals.end()) total = totals.insert(total, {r.name, r.codec});
+        total->codec = r.codec;  // the latest: warm-up ends
+        total->calls += r.calls, total->raw_bytes += r.raw_bytes, total->wire_bytes += r.wire_bytes;
+        total->encode_ms += r.encode_ms, total->wire_ms += r.wire_ms, total->decode_ms += r.decode_ms;
+        total->nonfinite += r.nonfinite;
+        if (std::isnan(r.snr_db)) continue;
+        total->snr_steps++;
+        total->snr_db = total->snr_steps == 1 ? r.snr_db : total->snr_db + (r.snr_db - total->snr_db) / double(total->snr_steps);
+    }
+}
+
 // The table at the end, from each boundary's sums over `steps` steps; empty if nothing was sent.
 inline std::string boundary_table(const std::vector<BoundaryRecord>& totals, long steps) {
     const auto row = [&](const BoundaryRecord& r) {
@@ -102,7 +130,7 @@ inline std::string boundary_table(const std::vector<BoundaryRecord>& totals, lon
                                         format_text("%.2f", double(r.raw_bytes) / 1e6),
                                         format_text("%.2f", double(r.wire_bytes) / 1e6),
                                         r.wire_bytes ? format_text("%.3f", double(r.raw_bytes) / double(r.wire_bytes)) : "-",
-                                        std::isnan(r.snr_db) ? "-" : format_text("%.1f", r.snr_db),
+                                        !std::isfinite(r.snr_db) ? "-" : format_text("%.1f", r.snr_db),
                                         per_step(r.encode_ms),
                                         per_step(r.wire_ms),
                                         per_step(r.decode_ms),
@@ -157,7 +185,7 @@ inline std::string log_head(const std::string& path, long resumed_step) {
     std::string kept, line;
     while (std::getline(file, line)) {
         const nlohmann::json json = nlohmann::json::parse(line, nullptr, false);
-        if (!json.is_object() || file.eof()) continue;  // at eof: no newline, so the line was cut
+        if (!json.is_object()) continue;  // cut off by a crash
         const bool later = json.contains("step") && json["step"].is_number() && json["step"] > resumed_step;
         const bool again =
             json.contains("resumed_step") && json["resumed_step"].is_number() && json["resumed_step"] >= resumed_step;

@@ -176,6 +176,30 @@ TEST_CASE("the table of boundaries") {
     CHECK(boundary_table(bad, 0).find("inf") == std::string::npos);
 }
 
+TEST_CASE("sums over steps") {
+    std::vector<BoundaryRecord> totals;
+    boundary_records_add(totals, {{"a", "none", 2, 10, 20, 1, 2, 3, NAN, 0}, {"b", "taco", 1, 1, 1, 1, 1, 1, 30, 1}});
+    boundary_records_add(totals, {{"a", "taco", 2, 10, 5, 1, 2, 3, 30, 1}, {"b", "taco", 1, 1, 1, 1, 1, 1, NAN, 0}});
+    boundary_records_add(totals, {{"a", "taco", 2, 10, 5, 1, 2, 3, 32, 1}, {"c", "none"}});
+    REQUIRE(totals.size() == 3);
+    const BoundaryRecord &a = totals[0], &b = totals[1];
+    CHECK(a.name == "a");
+    CHECK(a.codec == "taco");
+    CHECK(a.calls == 6);
+    CHECK(a.raw_bytes == 30);
+    CHECK(a.wire_bytes == 30);
+    CHECK(a.encode_ms == 3);
+    CHECK(a.wire_ms == 6);
+    CHECK(a.decode_ms == 9);
+    CHECK(a.snr_db == 31);
+    CHECK(a.nonfinite == 2);
+    CHECK(b.snr_db == 30);
+    CHECK(b.calls == 2);
+    CHECK(std::isnan(totals[2].snr_db));
+    CHECK(peak_memory_mib() > 1);
+    CHECK(peak_memory_mib() < 10000);
+}
+
 TEST_CASE("the timeline of two ranks") {
     const TemporaryFile file("llmc_trace_");
     std::vector<std::string> ranks;

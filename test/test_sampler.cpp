@@ -54,6 +54,14 @@ TEST_CASE("top_k keeps the k largest, of equals the first") {
     CHECK(shares(logits, 1, 600) == shares(logits, 1, 0));
 }
 
+TEST_CASE("top_k of a long row") {
+    std::vector<float> logits(5000);  // distinct, scrambled: 7919 has no factor in common with 5000
+    for (int i = 0; i < 5000; i++) logits[i] = float(i * 7919 % 5000) * 1e-4f;
+    const auto found = shares(logits, 1, 40);
+    CHECK(found.size() == 40);
+    for (const auto& [token, share] : found) CHECK(logits[token] > 4959.5f * 1e-4f);
+}
+
 TEST_CASE("padded tokens are never picked") {
     const std::vector<float> logits = {-inf, 1, -inf, 1, -inf};
     const auto found = shares(logits, 1, 0);
