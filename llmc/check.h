@@ -11,18 +11,32 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-__attribute__((format(printf, 1, 2))) inline std::string format_text(const char* format, ...) {
-    va_list args, again;
-    va_start(args, format);
+inline std::string format_text_list(const char* format, va_list args) {
+    va_list again;
     va_copy(again, args);
     std::string text(std::vsnprintf(nullptr, 0, format, args), '\0');
     std::vsnprintf(text.data(), text.size() + 1, format, again);
-    va_end(args);
     va_end(again);
     return text;
 }
 
-#define fail(...) throw Error(format_text(__VA_ARGS__))
+__attribute__((format(printf, 1, 2))) inline std::string format_text(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    std::string text = format_text_list(format, args);
+    va_end(args);
+    return text;
+}
+
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void fail(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    const std::string text = format_text_list(format, args);
+    va_end(args);
+    throw Error(text);
+}
+
+// A macro, so that the message's arguments are evaluated only when it fails.
 #define check(condition, ...)                \
     do {                                     \
         if (!(condition)) fail(__VA_ARGS__); \

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "check.h"
+#include "llmc/check.h"
 
 struct ModelConfig {
     int layers = 0, channels = 0, heads = 0;

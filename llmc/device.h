@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
+#include "llmc/check.h"
 
 struct Stream {};
 

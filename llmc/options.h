@@ -8,7 +8,6 @@
 //
 // A key is the flag's name with - or _ ("micro-batch", "micro_batch"). A flag beats the file. null means the default.
 #pragma once
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -22,6 +21,12 @@
 #include <vector>
 
 #include "llmc/check.h"
+
+#pragma push_macro("check")  // CLI11 has a member of that name
+#undef check
+#include <CLI/CLI.hpp>
+#pragma pop_macro("check")
+
 #include "llmc/codec/codec.h"
 #include "llmc/config.h"
 #include "llmc/schedule.h"

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "config.h"
-#include "dtype.h"
-#include "rng.h"
+#include "llmc/config.h"
+#include "llmc/dtype.h"
+#include "llmc/rng.h"
 
 enum class Shard {
     none,   // replicated
