@@ -12,8 +12,8 @@
 
 #include "spec.h"
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wpsabi"  // everything is inlined: no vector is passed between compilers
+// Without AVX-512 GCC warns, at the end of the file that includes this, of how vectors are passed; none is: all is inlined.
+#pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace simd {
 
@@ -50,20 +50,18 @@ SIMD_FN v16 multiply_add_exact(v16 a, v16 b, v16 c) {
 #endif
 }
 
-// Bytes to and from 32-bit lanes. (maskz: without it GCC 12 warns of an undefined operand.)
+// GCC 12 takes conversions, comparisons and most ?: of vectors wider than the machine's apart into scalars; loops over
+// arrays, shifts, masks and minima it does not. (maskz: without it, it warns of an undefined operand.)
+
 SIMD_FN i16 widen(levels16 q) {
 #ifdef __AVX512F__
     return (i16)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)q);
 #else
-    return __builtin_convertvector(q, i16);
-#endif
-}
-
-SIMD_FN u16 widen(bytes16 q) {
-#ifdef __AVX512F__
-    return (u16)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)q);
-#else
-    return __builtin_convertvector(q, u16);
+    int8_t from[16];
+    int32_t to[16];
+    store(from, q);
+    for (int i = 0; i < 16; i++) to[i] = from[i];
+    return load<i16>(to);
 #endif
 }
 
@@ -71,9 +69,21 @@ SIMD_FN bytes16 narrow(u16 code) {
 #ifdef __AVX512F__
     return (bytes16)_mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)code);
 #else
-    return __builtin_convertvector(code, bytes16);
+    uint32_t from[16];
+    uint8_t to[16];
+    store(from, code);
+    for (int i = 0; i < 16; i++) to[i] = uint8_t(from[i]);
+    return load<bytes16>(to);
 #endif
 }
+
+// All ones where a < b; their difference must not overflow.
+SIMD_FN u16 less(i16 a, i16 b) { return (u16)((a - b) >> 31); }
+
+SIMD_FN u16 select(u16 mask, u16 a, u16 b) { return (mask & a) | (~mask & b); }
+
+SIMD_FN i16 smaller(i16 a, i16 b) { return a < b ? a : b; }
+SIMD_FN i16 larger(i16 a, i16 b) { return a > b ? a : b; }
 
 constexpr i16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -124,7 +134,6 @@ SIMD_FN float tree_sum_squares(const float* x) {
 // max|y| as bits; as integers, NaN and infinity are the largest.
 template <int V>
 SIMD_FN uint32_t max_magnitude_bits(const v16* y) {
-    const auto larger = [](i16 a, i16 b) { return a > b ? a : b; };
     i16 max = (i16)y[0] & 0x7fffffff;
 #pragma GCC unroll 32
     for (int k = 1; k < V; k++) max = larger(max, (i16)y[k] & 0x7fffffff);
@@ -176,10 +185,7 @@ struct Level {
         const i16 zero = (i16)((u16)splat(768.0f) >> 14);
         return clamp((i16)(((u16)(v + splat(768.0f)) + (random >> 18)) >> 14) - zero, max);
     }
-    SIMD_FN static u16 clamp(i16 level, i16 max) {
-        level = level < -max ? -max : level;
-        return (u16)(level > max ? max : level);
-    }
+    SIMD_FN static u16 clamp(i16 level, i16 max) { return (u16)smaller(larger(level, -max), max); }
     SIMD_FN static v16 decode(const uint8_t* q) { return __builtin_convertvector(widen(load<levels16>(q)), v16); }
 };
 
@@ -195,25 +201,24 @@ struct Float8 {
         const u16 a = (u16)v & 0x7fffffff, magic = (u16)splat(f.spacing * 0x1p23f);
         const u16 normal = ((a + ((1u << (shift - 1)) - 1) + (a >> shift & 1)) >> shift) - zero;
         const u16 subnormal = (u16)((v16)a + (v16)magic) - magic;
-        return finish((v16)a < f.min_normal ? subnormal : normal, y);
+        return finish(select(is_subnormal(a), subnormal, normal), y);
     }
     SIMD_FN static u16 encode_stochastic(v16 v, v16 y, i16, u16 random) {
-        const v16 a = (v16)((u16)v & 0x7fffffff);
-        const auto subnormal = a < f.min_normal;
-        const u16 lifted = (u16)(subnormal ? a + f.min_normal : a);
-        const u16 offset = subnormal ? u16{} + (zero + (1u << f.mantissa)) : u16{} + zero;
+        const u16 a = (u16)v & 0x7fffffff, subnormal = is_subnormal(a);
+        const u16 lifted = select(subnormal, (u16)((v16)a + f.min_normal), a);
+        const u16 offset = zero + (subnormal & (1u << f.mantissa));
         return finish(((lifted + (random >> (32 - shift))) >> shift) - offset, y);
     }
+    SIMD_FN static u16 is_subnormal(u16 magnitude) { return less((i16)magnitude, (i16)splat(f.min_normal)); }
     SIMD_FN static u16 finish(u16 code, v16 y) {
-        const u16 max = u16{} + f.max_code;
-        return ((u16)y >> 24 & 0x80) | (code < max ? code : max);
+        return ((u16)y >> 24 & 0x80) | (u16)smaller((i16)code, i16{} + int32_t(f.max_code));
     }
     // A subnormal m is read as the normal 1.m of the least exponent, less that exponent's 1: no denormal float is touched.
     SIMD_FN static v16 decode(const uint8_t* q) {
-        const u16 code = widen(load<bytes16>(q)), c = code & 0x7f;
-        const auto subnormal = c < (1u << f.mantissa);
-        const v16 value = (v16)(((subnormal ? c + (1u << f.mantissa) : c) << shift) + (uint32_t(127 - f.bias) << 23));
-        return (v16)((u16)(subnormal ? value - f.min_normal : value) | (code & 0x80) << 24);
+        const u16 code = (u16)widen(load<levels16>(q)), c = code & 0x7f;
+        const u16 subnormal = less((i16)c, i16{} + (1 << f.mantissa));
+        const v16 value = (v16)(((c + (subnormal & (1u << f.mantissa))) << shift) + (uint32_t(127 - f.bias) << 23));
+        return (v16)((u16)(value - (v16)(subnormal & (u16)splat(f.min_normal))) | (code & 0x80) << 24);
     }
 };
 
@@ -439,4 +444,3 @@ inline GroupCodec group_codec(const Codec& c) {
 }
 
 }  // namespace simd
-#pragma GCC diagnostic pop
