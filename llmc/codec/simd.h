@@ -23,7 +23,6 @@ typedef uint32_t u16 __attribute__((vector_size(64)));
 typedef uint64_t u64 __attribute__((vector_size(64)));
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
 typedef int8_t levels16 __attribute__((vector_size(16)));
-typedef uint16_t halves16 __attribute__((vector_size(32)));
 
 #define SIMD_FN __attribute__((always_inline)) inline
 
