@@ -845,8 +845,10 @@ void run_train(Run& run) {
         auto due = [&](long every) { return every > 0 && (last || state.step % every == 0); };
         together(world, [&] {
             if (!first) return;
-            printf("%s\n", step_text(record, c.steps).c_str());
-            fflush(stdout);
+            if (last || state.step == first_step + 1 || state.step % c.print_every == 0) {
+                printf("%s\n", step_text(record, c.steps).c_str());
+                fflush(stdout);
+            }
             run_log_step(run.log, record);
         });
         if (!c.val.empty() && due(c.val_every) && !stop) run_validate(run);

@@ -70,6 +70,7 @@ struct RunConfig {
     int keep = 3;
     std::string resume;  // empty: a new run; "latest": resolved to --out; else a checkpoint or a directory of them
     std::string log, trace;
+    long print_every = 1;
 };
 
 struct Command {
@@ -156,6 +157,7 @@ inline std::vector<Option> run_options() {
         {output, "resume", "[DIR]", &R::resume, "go on from DIR, or without DIR from --out's latest checkpoint"},
         {output, "log", "FILE", &R::log, "JSON log, one object a line"},
         {output, "trace", "FILE", &R::trace, "timeline of all ranks, opens in Perfetto"},
+        {output, "print-every", "N", &R::print_every, "print a line every N steps, the first and the last", count},
     };
 }
 

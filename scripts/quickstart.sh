@@ -20,7 +20,7 @@ make --no-print-directory -j"$(nproc)"
 rm -rf $out
 mkdir -p $out
 echo "== Text"
-[ -e $data/tokenizer.json ] || $python data/prepare.py --dataset austen-kjv --out $data | tee $out/prepare.txt
+[ -e $data/tokenizer.json ] || $python data/prepare.py --dataset austen-kjv --val-fraction 0.02 --out $data | tee $out/prepare.txt
 $python scripts/ngram_baseline.py "$data/*train*.bin" "$data/*val*.bin" | tee $out/ngram.txt
 baseline=$(sed -n 's/.*val loss \([0-9.]*\).*/\1/p' $out/ngram.txt)
 
@@ -36,10 +36,8 @@ print(max(200, int(1e3 * float(sys.argv[1]) / ms) // 100 * 100))')
 echo "$steps steps fit in $seconds seconds here"
 every=$((steps / 4))
 trained=$SECONDS
-# The log has every step; the terminal shows one in a hundred.
 "${run[@]}" --steps "$steps" --val "$data/*val*.bin" --val-every $every --sample-every "$steps" --sample-tokens 500 \
-    --out $out/model --save-every 0 --log $out/run.jsonl |
-    awk '/^step +[0-9]+\/[0-9]+ / { n = $0; sub(/^step +/, "", n); if (n + 0 > 1 && (n + 0) % 100) next } { print; fflush() }'
+    --out $out/model --save-every 0 --log $out/run.jsonl --print-every 100
 trained=$((SECONDS - trained))
 
 echo "== Result"
