@@ -24,7 +24,6 @@
 #include "llmc/cpu/layernorm.h"
 #include "llmc/cpu/matmul.h"
 #include "llmc/cpu/optimizer.h"
-#include "llmc/cpu/residual.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokens.h"
 #include "llmc/device.h"
