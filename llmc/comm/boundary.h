@@ -6,8 +6,8 @@
 //   all-reduce      the same, re-encoding the sum in the same pass, -> all-gather of bytes -> decode (two-shot)
 // A rank's own summand is used exact. What is gathered is always decoded from the bytes, the owner's stripe too: all ranks
 // compute with the same values. Payload sent by one rank: (t-1) E(n), for the all-reduce 2 (t-1) E(n), with
-// E = codec_bytes. Each collective is a begin and a finish, for overlap with compute. With t = 1 there is nothing to do:
-// the trainer calls none of them.
+// E = codec_bytes. Each collective is a begin and a finish, for overlap with compute; reductions share the workspace, so
+// that only one is in flight at a time. With t = 1 values pass exact and nothing is counted.
 #pragma once
 #include <array>
 #include <map>
@@ -39,10 +39,11 @@ inline constexpr std::array<const char*, boundary_count> boundary_names = {
     "embed.bwd", "attn_in.bwd", "attn_out.bwd", "mlp_in.bwd", "mlp_out.bwd", "head.bwd"};
 
 struct BoundaryCounters {
+    Codec codec;                                        // of the latest call
     uint64_t calls = 0, raw_bytes = 0, wire_bytes = 0;  // sent by this rank; raw: had it been bf16
     uint64_t nonfinite = 0;                             // groups with a NaN or an infinity
     double encode_s = 0, wire_s = 0, decode_s = 0;
-    double signal = 0, noise = 0;  // sums of squares of the sampled values and of their errors
+    double signal = 0, noise = 0;  // sums of squares of the values encoded here and of their errors, where sampled
 };
 
 struct Boundary {
@@ -68,7 +69,11 @@ inline void boundaries_configure(Boundaries& bs, const std::string& all, const s
     for (Boundary& b : bs.list) b = {codec_parse(all), threshold_bytes, first_step, {}};
     for (const auto& [name, spec] : single) {
         const auto at = std::find(boundary_names.begin(), boundary_names.end(), name);
-        check(at != boundary_names.end(), "there is no boundary '%s'", name.c_str());
+        if (at == boundary_names.end()) {
+            std::string names;
+            for (const char* known : boundary_names) names += std::string(" ") + known;
+            fail("there is no boundary '%s'; allowed:%s", name.c_str(), names.c_str());
+        }
         bs.list[at - boundary_names.begin()].codec = codec_parse(spec);
     }
 }
@@ -76,15 +81,17 @@ inline void boundaries_configure(Boundaries& bs, const std::string& all, const s
 // The codec in force for a stripe of n values at this step.
 inline Codec boundary_codec(const Boundaries& bs, BoundaryId id, size_t n) {
     const Boundary& b = bs.list[id];
-    return n * sizeof(float) < b.threshold_bytes || bs.step < b.first_step ? Codec{} : b.codec;
+    const bool raw = bs.tp->size == 1 || n * sizeof(float) < b.threshold_bytes || bs.step < b.first_step;
+    return raw ? Codec{} : b.codec;
 }
 
 namespace boundary_detail {
 
-// Most bytes that a stripe can take in this run.
-inline size_t stripe_bytes_max(const Boundary& b, size_t n) {
-    const bool sometimes_raw = b.first_step > 0 || n * sizeof(float) < b.threshold_bytes;
-    return std::max(codec_bytes(b.codec, n), sometimes_raw ? n * sizeof(float) : 0);
+// Most bytes that a stripe of up to n values can take in this run. One below the threshold may exceed a longer one above.
+inline size_t stripe_bytes_max(const Boundaries& bs, BoundaryId id, size_t n) {
+    const Boundary& b = bs.list[id];
+    const bool raw_at_any_size = bs.tp->size == 1 || b.first_step > 0;
+    return std::max(codec_bytes(b.codec, n), std::min(n * sizeof(float), raw_at_any_size ? SIZE_MAX : b.threshold_bytes));
 }
 
 struct Timer {
@@ -104,15 +111,9 @@ inline RoundingKey rounding_key(const Boundaries& bs, BoundaryId id, int layer, 
     return {bs.seed, bs.step, bs.micro_batch, uint32_t(layer), uint32_t(id), uint32_t(bs.tp->rank), uint32_t(stripe)};
 }
 
-// Encodes stripe number `stripe` of the tensor, and measures the error where asked.
-inline void stripe_encode(Boundaries& bs, BoundaryId id, int layer, const Codec& codec, uint8_t* wire, const floatX* x, size_t n,
-                          int stripe, Stream stream) {
-    BoundaryCounters& counters = bs.list[id].counters;
-    {
-        Timer timer{bs, id, "encode", counters.encode_s};
-        counters.nonfinite += cpu::codec_encode(codec, wire, x, n, rounding_key(bs, id, layer, stripe), stream);
-    }
-    if (!bs.sample_snr) return;
+// Adds the power of the values and of what encoding did to them.
+inline void snr_sample(BoundaryCounters& counters, const Codec& codec, const uint8_t* wire, const floatX* x, size_t n,
+                       Stream stream) {
     std::vector<floatX> decoded(n);
     cpu::codec_decode(codec, decoded.data(), wire, n, stream);
     double signal = 0, noise = 0;
@@ -124,6 +125,25 @@ inline void stripe_encode(Boundaries& bs, BoundaryId id, int layer, const Codec&
     }
     counters.signal += signal;
     counters.noise += noise;
+}
+
+inline bool snr_wanted(const Boundaries& bs, const Codec& codec) { return bs.sample_snr && codec.kind != Codec::none; }
+
+// Encodes stripe number `stripe` of the tensor, and measures the error where asked.
+inline void stripe_encode(Boundaries& bs, BoundaryId id, int layer, const Codec& codec, uint8_t* wire, const floatX* x, size_t n,
+                          int stripe, Stream stream) {
+    BoundaryCounters& counters = bs.list[id].counters;
+    {
+        Timer timer{bs, id, "encode", counters.encode_s};
+        counters.nonfinite += cpu::codec_encode(codec, wire, x, n, rounding_key(bs, id, layer, stripe), stream);
+    }
+    if (snr_wanted(bs, codec)) snr_sample(counters, codec, wire, x, n, stream);
+}
+
+inline void call_add(Boundaries& bs, BoundaryId id, const Codec& codec) {
+    if (bs.tp->size == 1) return;
+    bs.list[id].counters.calls++;
+    bs.list[id].counters.codec = codec;
 }
 
 inline void sent_add(Boundaries& bs, BoundaryId id, const Request& request, size_t n) {
@@ -146,7 +166,7 @@ struct Pending {
 
 // Bytes of the buffer that keeps a gather's wire bytes: t stripes of n values, in the largest form this run can need.
 inline size_t gather_wire_bytes(const Boundaries& bs, BoundaryId id, size_t n) {
-    return bs.tp->size * boundary_detail::stripe_bytes_max(bs.list[id], n);
+    return bs.tp->size * boundary_detail::stripe_bytes_max(bs, id, n);
 }
 
 // Whether a gather's wire bytes are the float32 values themselves: then nothing needs decoding.
@@ -155,21 +175,24 @@ inline bool gather_is_raw(const Boundaries& bs, BoundaryId id, size_t n) { retur
 // Bytes of Boundaries::workspace for stripes of up to n values: what is sent and what is received in a reduction.
 inline size_t boundary_workspace_bytes(const Boundaries& bs, size_t n) {
     size_t bytes = 0;
-    for (const Boundary& b : bs.list) bytes = std::max(bytes, boundary_detail::stripe_bytes_max(b, n));
+    for (int i = 0; i < boundary_count; i++) bytes = std::max(bytes, boundary_detail::stripe_bytes_max(bs, BoundaryId(i), n));
     return bs.tp->size == 1 ? 0 : 2 * bs.tp->size * bytes;
 }
 
-// local [n] -> wire [t][E(n)]; finish decodes into out [t][n], which may be `wire` itself if gather_is_raw.
+// local [n] -> wire [t][E(n)]; finish decodes into out [t][n]. If gather_is_raw, `out` may be `wire` itself, and `local`
+// its stripe of this rank's number: then nothing is copied.
 inline Pending gather_begin(Boundaries& bs, BoundaryId id, int layer, const floatX* local, uint8_t* wire, size_t n,
                             Stream stream) {
     Pending p{id, layer, boundary_codec(bs, id, n), n, wire, nullptr, {}};
     const size_t bytes = codec_bytes(p.codec, n);
     BoundaryCounters& counters = bs.list[id].counters;
-    boundary_detail::stripe_encode(bs, id, layer, p.codec, wire + bs.tp->rank * bytes, local, n, bs.tp->rank, stream);
+    uint8_t* own = wire + bs.tp->rank * bytes;
+    if (p.codec.kind != Codec::none || own != reinterpret_cast<const uint8_t*>(local))
+        boundary_detail::stripe_encode(bs, id, layer, p.codec, own, local, n, bs.tp->rank, stream);
     boundary_detail::Timer timer{bs, id, "wire", counters.wire_s};
     p.request = all_gather_begin(*bs.tp, wire, bytes, stream);
     boundary_detail::sent_add(bs, id, p.request, n);
-    counters.calls++;
+    boundary_detail::call_add(bs, id, p.codec);
     return p;
 }
 
@@ -194,10 +217,9 @@ inline Pending reduce_scatter_begin(Boundaries& bs, BoundaryId id, int layer, fl
     const int t = bs.tp->size;
     const size_t bytes = codec_bytes(p.codec, n);
     BoundaryCounters& counters = bs.list[id].counters;
-    uint8_t *received = bs.workspace, *sent = received + t * bytes;
-    if (p.codec.kind == Codec::none) {
-        sent = reinterpret_cast<uint8_t*>(tensor);
-    } else {
+    uint8_t *received = bs.workspace, *sent = reinterpret_cast<uint8_t*>(tensor);
+    if (p.codec.kind != Codec::none) {
+        sent = received + t * bytes;
         for (int r = 0; r < t; r++) {
             if (r != bs.tp->rank)
                 boundary_detail::stripe_encode(bs, id, layer, p.codec, sent + r * bytes, tensor + r * n, n, r, stream);
@@ -206,7 +228,7 @@ inline Pending reduce_scatter_begin(Boundaries& bs, BoundaryId id, int layer, fl
     boundary_detail::Timer timer{bs, id, "wire", counters.wire_s};
     p.request = all_to_all_begin(*bs.tp, received, sent, bytes, stream);
     boundary_detail::sent_add(bs, id, p.request, n);
-    counters.calls++;
+    boundary_detail::call_add(bs, id, p.codec);
     return p;
 }
 
@@ -257,6 +279,10 @@ inline void all_reduce_finish(Boundaries& bs, Pending& p, Stream stream) {
                 cpu::codec_decode_reduce_encode(p.codec, wire + rank * bytes, stripes.data(), own, t, p.n, key, stream);
         }
     }
+    if (boundary_detail::snr_wanted(bs, p.codec)) {
+        cpu::codec_decode_reduce(p.codec, own, stripes.data(), own, t, p.n, stream);
+        boundary_detail::snr_sample(counters, p.codec, wire + rank * bytes, own, p.n, stream);
+    }
     Request gather;
     {
         boundary_detail::Timer timer{bs, p.id, "wire", counters.wire_s};
@@ -278,7 +304,7 @@ inline std::vector<BoundaryRecord> boundaries_records_take(Boundaries& bs) {
         const BoundaryCounters c = std::exchange(bs.list[i].counters, {});
         BoundaryRecord r;
         r.name = boundary_names[i];
-        r.codec = codec_text(bs.list[i].codec);
+        r.codec = codec_text(c.calls ? c.codec : bs.list[i].codec);
         r.calls = c.calls;
         r.raw_bytes = c.raw_bytes;
         r.wire_bytes = c.wire_bytes;

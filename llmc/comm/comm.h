@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,6 @@ struct Comm {
     double timeout_s = 600;          // of one collective
     size_t piece = size_t(1) << 30;  // longest single message, bytes: MPI counts in int
     uint64_t sequence = 0;           // collectives begun
-    int world_rank = 0;              // for messages
 };
 
 // A collective in flight. Buffers belong to it until request_finish.
@@ -90,10 +90,19 @@ inline Comm comm_wrap(MPI_Comm handle, const char* axis) {
     comm.axis = axis;
     MPI_Comm_rank(handle, &comm.rank);
     MPI_Comm_size(handle, &comm.size);
-    MPI_Comm_rank(MPI_COMM_WORLD, &comm.world_rank);
     return comm;
 }
 inline Comm comm_world() { return comm_wrap(MPI_COMM_WORLD, "world"); }
+
+// Of the ranks in `group`, those on this rank's host. Collective.
+inline int comm_ranks_on_host(const Comm& group) {
+    MPI_Comm host;
+    MPI_Comm_split_type(group.handle, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    int ranks = 1;
+    MPI_Comm_size(host, &ranks);
+    MPI_Comm_free(&host);
+    return ranks;
+}
 
 // The ranks of `from` that give the same color, in their old order. Collective.
 inline Comm comm_split(const Comm& from, int color, const char* axis) {
@@ -101,16 +110,12 @@ inline Comm comm_split(const Comm& from, int color, const char* axis) {
     MPI_Comm_split(from.handle, color, from.rank, &handle);
     Comm comm = comm_wrap(handle, axis);
     comm.timeout_s = from.timeout_s;
+    comm.piece = from.piece;
+    // Over TCP, Open MPI sends what exceeds its eager limit of 64 KB in one direction at a time. All ranks cut alike.
+    int same_host = comm_ranks_on_host(comm) == comm.size, all_same_host = 0;
+    MPI_Allreduce(&same_host, &all_same_host, 1, MPI_INT, MPI_MIN, handle);
+    if (!all_same_host) comm.piece = std::min<size_t>(comm.piece, 60 << 10);
     return comm;
-}
-
-inline int comm_ranks_on_host(const Comm& world) {
-    MPI_Comm host;
-    MPI_Comm_split_type(world.handle, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-    int ranks = 1;
-    MPI_Comm_size(host, &ranks);
-    MPI_Comm_free(&host);
-    return ranks;
 }
 
 // Posts the sends and receives of `bytes` between this rank and every peer. `send(peer)` and `receive(peer)` give the
@@ -155,32 +160,42 @@ inline Request all_to_all_begin(Comm& comm, void* receive, const void* send, siz
         comm, bytes, [=](int peer) { return from + peer * bytes; }, [=](int peer) { return to + peer * bytes; });
 }
 
+// The ranks of the run that unfinished messages wait for: "1, 3".
+inline std::string request_missing(const Comm& comm, const Request& request) {
+    std::set<int> missing;
+    MPI_Group group, world;
+    MPI_Comm_group(comm.handle, &group);
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    for (size_t i = 0; i < request.messages.size(); i++) {
+        int complete = 0, rank = 0;
+        MPI_Request_get_status(request.messages[i], &complete, MPI_STATUS_IGNORE);
+        MPI_Group_translate_ranks(group, 1, &request.peers[i], world, &rank);
+        if (!complete) missing.insert(rank);
+    }
+    std::string text;
+    for (int rank : missing) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+    return text;
+}
+
 // Waits, yielding the core: ranks may outnumber cores. After the timeout names what waits for whom and ends the run.
 inline void request_finish(Comm& comm, Request& request, const char* what) {
     const auto begin = std::chrono::steady_clock::now();
-    for (int done = request.messages.empty(), polls = 1; !done; polls++) {
+    for (int done = 0, polls = 1;; polls++) {
         MPI_Testall(int(request.messages.size()), request.messages.data(), &done, MPI_STATUSES_IGNORE);
         if (done) break;
         sched_yield();
         if (polls % 1024 != 0) continue;
         if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < comm.timeout_s) continue;
-        std::string missing;
-        for (size_t i = 0; i < request.messages.size(); i++) {
-            int complete = 0;
-            if (request.messages[i] != MPI_REQUEST_NULL)
-                MPI_Request_get_status(request.messages[i], &complete, MPI_STATUS_IGNORE);
-            const std::string peer = " " + std::to_string(request.peers[i]);
-            if (!complete && request.messages[i] != MPI_REQUEST_NULL && (missing + " ").find(peer + " ") == std::string::npos)
-                missing += peer;
-        }
+        const std::string missing = request_missing(comm, request);
         comm_abort(format_text(
-            "%s rank %d waited over %g s in '%s' (collective %llu of the %s group) for rank%s: is it alive? "
-            "Raise --comm-timeout if it is only slow",
-            comm.axis, comm.rank, comm.timeout_s, what, (unsigned long long)request.sequence, comm.axis, missing.c_str()));
+            "waited over %g s in '%s', collective %llu of its %s group, for rank %s: is it alive? If it is only slow, raise "
+            "--comm-timeout",
+            comm.timeout_s, what, static_cast<unsigned long long>(request.sequence), comm.axis, missing.c_str()));
     }
     request.messages.clear();
 }
 
+// `bytes` of root's data, on every rank.
 inline void broadcast(Comm& comm, void* data, size_t bytes, int root) {
     char* base = static_cast<char*>(data);
     Request request;
@@ -213,6 +228,8 @@ std::vector<T> gather_values(Comm& comm, T own, const char* what) {
     return all;
 }
 
+inline void barrier(Comm& comm) { gather_values(comm, char(0), "barrier"); }
+
 inline double all_reduce_sum(Comm& comm, double x) {
     double sum = 0;
     for (double value : gather_values(comm, x, "sum of a number")) sum += value;
@@ -234,43 +251,40 @@ inline std::vector<std::string> gather_text(Comm& comm, const std::string& own) 
     Request request = all_gather_begin(comm, slots.data(), slot, {});
     request_finish(comm, request, "texts");
     std::vector<std::string> texts;
-    for (int r = 0; r < comm.size; r++) texts.emplace_back(&slots[slot * r], sizes[r]);
+    for (int r = 0; r < comm.size; r++) texts.emplace_back(slots.data() + slot * r, sizes[r]);
     return texts;
 }
 
 // x [n] becomes its sum over the ranks, in float32. Two-shot: each rank sums its stripe in rank order, then the sums are
-// gathered. In blocks, so that the receive buffer stays small beside the gradients.
-inline void all_reduce_sum(Comm& comm, float* x, size_t n) {
+// gathered. In blocks of at most `stripe` values a rank, so that the receive buffer stays small beside the gradients.
+inline void all_reduce_sum(Comm& comm, float* x, size_t n, size_t stripe = size_t(1) << 20) {
     if (comm.size == 1) return;
-    const size_t block = size_t(comm.size) << 20;  // values
-    std::vector<float> received(std::min(block, n + comm.size));
-    for (size_t at = 0; at < n; at += block) {
-        const size_t count = std::min(block, n - at), whole = count / comm.size;
-        float* begin = x + at;
-        float* own = begin + comm.rank * whole;
-        if (whole > 0) {
-            Request request = all_to_all_begin(comm, received.data(), begin, whole * sizeof(float), {});
-            request_finish(comm, request, "gradients, reduce-scatter");
-            std::copy_n(own, whole, &received[comm.rank * whole]);
+    const auto sum_in_order = [&](float* out, const float* slots, size_t count) {
 #pragma omp parallel for simd
-            for (size_t i = 0; i < whole; i++) {
-                float sum = received[i];
-                for (int r = 1; r < comm.size; r++) sum += received[r * whole + i];
-                own[i] = sum;
-            }
-            request = all_gather_begin(comm, begin, whole * sizeof(float), {});
-            request_finish(comm, request, "gradients, all-gather");
+        for (size_t i = 0; i < count; i++) {
+            float sum = slots[i];
+            for (int r = 1; r < comm.size; r++) sum += slots[size_t(r) * count + i];
+            out[i] = sum;
         }
-        const size_t rest = count - whole * comm.size;  // fewer than ranks: everybody sums them
-        if (rest == 0) continue;
-        float* tail = begin + whole * comm.size;
-        std::copy_n(tail, rest, &received[comm.rank * rest]);
-        Request request = all_gather_begin(comm, received.data(), rest * sizeof(float), {});
-        request_finish(comm, request, "gradients, last values");
-        for (size_t i = 0; i < rest; i++) {
-            float sum = received[i];
-            for (int r = 1; r < comm.size; r++) sum += received[r * rest + i];
-            tail[i] = sum;
-        }
+    };
+    stripe = std::min(stripe, n / comm.size);
+    std::vector<float> received(stripe * comm.size);
+    while (stripe > 0) {
+        float* own = x + comm.rank * stripe;
+        Request request = all_to_all_begin(comm, received.data(), x, stripe * sizeof(float), {});
+        request_finish(comm, request, "sum over ranks, reduce-scatter");
+        std::copy_n(own, stripe, &received[comm.rank * stripe]);
+        sum_in_order(own, received.data(), stripe);
+        request = all_gather_begin(comm, x, stripe * sizeof(float), {});
+        request_finish(comm, request, "sum over ranks, all-gather");
+        x += stripe * comm.size;
+        n -= stripe * comm.size;
+        stripe = std::min(stripe, n / comm.size);
     }
+    if (n == 0) return;
+    received.resize(n * comm.size);  // the rest are fewer than the ranks: all ranks sum them
+    std::copy_n(x, n, &received[comm.rank * n]);
+    Request request = all_gather_begin(comm, received.data(), n * sizeof(float), {});
+    request_finish(comm, request, "sum over ranks, last values");
+    sum_in_order(x, received.data(), n);
 }

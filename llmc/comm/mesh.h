@@ -13,6 +13,7 @@ inline Mesh mesh_make(int tp, int pp, double timeout_s) {
     mesh.world.timeout_s = timeout_s;
     const int ranks = mesh.world.size, rank = mesh.world.rank;
     check(pp == 1, "--pp %d: pipelines come in a later version, use --pp 1", pp);
+    check(tp >= 1, "--tp %d: expected at least 1", tp);
     check(ranks % tp == 0,
           "--tp %d does not divide the %d rank%s of this run: start a multiple of %d with mpirun -np, or choose another --tp", tp,
           ranks, ranks == 1 ? "" : "s", tp);
