@@ -145,6 +145,27 @@ inline void transpose(float* to, const float* from, long from_row, int rows, int
     }
 }
 
+// sums [rows]: each row of a times that of b.
+inline void row_products(float* sums, const float* a, const float* b, long row, int rows, int columns) {
+    for (int i = 0; i < rows; i += lanes) {
+        Vector square[lanes];
+        float rest[lanes];
+        for (int k = 0; k < lanes; k++) {
+            const float *x = a + std::min(i + k, rows - 1) * row, *y = b + std::min(i + k, rows - 1) * row;
+            square[k] = Vector{};
+            rest[k] = 0;
+            int j = 0;
+            for (; j + lanes <= columns; j += lanes) square[k] = multiply_add(load(x + j), load(y + j), square[k]);
+            for (; j < columns; j++) rest[k] = std::fma(x[j], y[j], rest[k]);
+        }
+        transpose_square<lanes / 2>(square);
+        for (int half = lanes / 2; half > 0; half /= 2)
+            for (int k = 0; k < half; k++) square[k] += square[k + half];
+        const Vector sum = square[0] + load(rest);
+        memcpy(sums + i, &sum, size_t(std::min(lanes, rows - i)) * sizeof(float));
+    }
+}
+
 inline void copy(float* to, long to_row, const float* from, long from_row, int rows, int columns) {
     for (int i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, size_t(columns) * sizeof(float));
 }
@@ -208,44 +229,50 @@ inline void attention_forward_block(floatX* out, long out_row, float* lse, const
     float* p = take(scratch, block * block);
     float* sum_out = take(scratch, block * padded);
     float* padded_v = take(scratch, block * padded);
-    alignas(64) float max[block], sum[block], shrink[block];
+    const int columns = round_up(queries, lanes);
+    alignas(64) float max[block], sum[block], shrink[block];  // max: of S; shrink: what earlier sums are multiplied by
     std::fill_n(max, block, -INFINITY);
     std::fill_n(sum, block, 0.0f);
     transpose(qt, q + q0 * row, row, queries, HS);
     for (int k0 = 0; k0 <= q0; k0 += block) {
         const int keys = std::min(block, T - k0);
         const bool diagonal = k0 == q0;
-        for (int j = 0; j < block; j++) shrink[j] = max[j];
+        std::copy_n(max, block, shrink);
         for (int i = 0; i < keys; i += panel_rows) {
             const int rows = std::min(panel_rows, keys - i), first = diagonal ? i / lanes * lanes : 0;
+            float* group = p + i * block;
             prefetch<false>(v + (k0 + i) * row, row, rows, HS);
             prefetch<false>(k + (k0 + i + panel_rows) * row, row, std::min(panel_rows, T - (k0 + i + panel_rows)), HS);
-            panel_multiply(p + i * block + first, block, k + (k0 + i) * row, row, 1, qt + first, block, rows, block - first, HS,
-                           false);
-            if (diagonal) {
-                for (int r = 1; r < rows; r++) std::fill(p + (i + r) * block + first, p + (i + r) * block + i + r, -INFINITY);
-                std::fill(p + i * block + first, p + i * block + i, -INFINITY);
+            panel_multiply(group + first, block, k + (k0 + i) * row, row, 1, qt + first, block, rows, columns - first, HS, false);
+            for (int r = 0; r < panel_rows; r++) {
+                const int masked = r >= rows ? columns : diagonal ? i + r : 0;
+                for (int j = first; j < masked; j++) group[r * block + j] = -INFINITY;
             }
-            const float* group[panel_rows];
-            for (int r = 0; r < panel_rows; r++) group[r] = p + (i + std::min(r, rows - 1)) * block;
 #pragma omp simd simdlen(16)
-            for (int j = first; j < block; j++) {
+            for (int j = first; j < columns; j++) {
                 float most = max[j];
-                for (int r = 0; r < panel_rows; r++) most = group[r][j] > most ? group[r][j] : most;
+                for (int r = 0; r < panel_rows; r++) most = group[r * block + j] > most ? group[r * block + j] : most;
                 max[j] = most;
             }
         }
 #pragma omp simd simdlen(16)
-        for (int j = 0; j < block; j++) {
-            shrink[j] = exp_fast((shrink[j] - max[j]) * scale);
+        for (int j = 0; j < columns; j++) {
+            const float now = max[j] * scale;
+            shrink[j] = exp_fast(std::fma(shrink[j], scale, -now));
             sum[j] *= shrink[j];
         }
-        for (int i = 0; i < keys; i++) {
-            float* p_row = p + i * block;
+        for (int i = 0; i < keys; i += panel_rows) {
+            float* group = p + i * block;
 #pragma omp simd simdlen(16)
-            for (int j = diagonal ? i / lanes * lanes : 0; j < block; j++) {
-                p_row[j] = exp_fast(std::fma(p_row[j], scale, -max[j] * scale));
-                sum[j] += p_row[j];
+            for (int j = diagonal ? i / lanes * lanes : 0; j < columns; j++) {
+                const float now = max[j] * scale;
+                float added = 0;
+                for (int r = 0; r < panel_rows; r++) {
+                    const float x = exp_fast(std::fma(group[r * block + j], scale, -now));
+                    group[r * block + j] = x;
+                    added += x;
+                }
+                sum[j] += added;
             }
         }
         if (k0 > 0)
@@ -307,18 +334,23 @@ inline void attention_backward_tile(const AttentionTile& t, float* p, float* ds)
         const int columns = round_up(t.diagonal ? std::min(t.keys, i + rows) : t.keys, lanes);
         panel_multiply(p + i * block, block, t.q.at + i * t.q.row, t.q.row, 1, t.kt, block, rows, columns, t.HS, false);
         panel_multiply(ds + i * block, block, t.dout.at + i * t.dout.row, t.dout.row, 1, t.vt, block, rows, columns, t.HS, false);
-        for (int r = i; r < i + rows; r++) {
-            float *p_row = p + r * block, *ds_row = ds + r * block;
-            const float lse = t.lse[r], D = t.D[r];
-#pragma omp simd simdlen(16)
-            for (int j = 0; j < columns; j++) {
-                p_row[j] = exp_fast(std::fma(p_row[j], scale, -lse));
-                ds_row[j] = p_row[j] * (ds_row[j] - D) * scale;
-            }
-            if (!t.diagonal) continue;
-            std::fill(p_row + r + 1, p_row + std::max(columns, r + 1), 0.0f);
-            std::fill(ds_row + r + 1, ds_row + std::max(columns, r + 1), 0.0f);
+        float lse[panel_rows], D[panel_rows];
+        for (int r = 0; r < panel_rows; r++) {
+            lse[r] = t.lse[i + std::min(r, rows - 1)];
+            D[r] = t.D[i + std::min(r, rows - 1)];
         }
+        float *p_rows = p + i * block, *ds_rows = ds + i * block;
+#pragma omp simd simdlen(16)
+        for (int j = 0; j < columns; j++) {
+            for (int r = 0; r < panel_rows; r++) {
+                const float x = exp_fast(std::fma(p_rows[r * block + j], scale, -lse[r]));
+                p_rows[r * block + j] = x;
+                ds_rows[r * block + j] = x * (ds_rows[r * block + j] - D[r]) * scale;
+            }
+        }
+        if (!t.diagonal) continue;
+        for (int r = 0; r < rows; r++)
+            for (int j = i + r + 1; j < columns; j++) p_rows[r * block + j] = ds_rows[r * block + j] = 0.0f;
     }
     for (int i = 0; i < t.queries; i += panel_rows) {
         const int rows = std::min(panel_rows, t.queries - i);
@@ -354,11 +386,7 @@ inline void attention_backward_head(floatX* dq, floatX* dk, floatX* dv, const fl
     float *padded_dq = take(scratch, padded_tile), *padded_dk = take(scratch, padded_tile),
           *padded_dv = take(scratch, padded_tile);
     float* D = scratch;
-    for (int g = 0; g < group; g++)
-        for (long i = 0; i < T; i++) {
-            const floatX *x = dout + i * out_row + g * HS, *y = out + i * out_row + g * HS;
-            D[g * T + i] = lanes_sum(HS, [&](int d) { return x[d] * y[d]; });
-        }
+    for (int g = 0; g < group; g++) row_products(D + g * T, dout + g * HS, out + g * HS, out_row, T, HS);
     AttentionTile t = {};
     t.HS = HS;
     t.kt = kt;
