@@ -294,7 +294,7 @@ inline void attention_forward_block(floatX* out, long out_row, float* lse, const
             }
         }
     }
-    for (int j = 0; j < queries; j++) lse[q0 + j] = std::fma(max[j], scale, std::log(sum[j]));
+    for (int j = 0; j < queries; j++) lse[q0 + j] = max[j] * scale + std::log(sum[j]);
 }
 
 inline void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int NKV, int HS, Stream) {
