@@ -30,28 +30,41 @@ inline float gelu_slope(float x) {
     return std::fma(x * slope_2u, s * (e * s), s);
 }
 
-// One thread's share; the matmuls call these on what they have just written.
-inline void gelu_forward_piece(floatX* out, const floatX* inp, size_t n) {
+// One thread's share; the matmuls call these on what they have just written. Memory far from the core comes in time only
+// if it is asked for early: without the prefetches, backward was three times slower there.
+template <class F>
+inline void gelu_piece(const floatX* x, const floatX* y, size_t n, F element) {
+    constexpr size_t block = 64, ahead = 512;
+    for (size_t i = 0; i < n; i += block) {
+        const size_t end = std::min(n, i + block);
+        for (size_t k = i; k < end; k += 64 / sizeof(floatX)) {
+            __builtin_prefetch(x + k + ahead);
+            __builtin_prefetch(y + k + ahead);
+        }
 #pragma omp simd
-    for (size_t i = 0; i < n; i++) out[i] = gelu(inp[i]);
+        for (size_t k = i; k < end; k++) element(k);
+    }
+}
+
+inline void gelu_forward_piece(floatX* out, const floatX* inp, size_t n) {
+    gelu_piece(inp, out, n, [=](size_t i) { out[i] = gelu(inp[i]); });
 }
 
 inline void gelu_backward_piece(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
-#pragma omp simd
-    for (size_t i = 0; i < n; i++) dinp[i] = dout[i] * gelu_slope(inp[i]);
+    gelu_piece(inp, dout, n, [=](size_t i) { dinp[i] = dout[i] * gelu_slope(inp[i]); });
 }
 
-constexpr size_t gelu_piece = 4096;
+constexpr size_t gelu_share = 4096;
 
 inline void gelu_forward(floatX* out, const floatX* inp, size_t n, Stream) {
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += gelu_piece) gelu_forward_piece(out + i, inp + i, std::min(gelu_piece, n - i));
+    for (size_t i = 0; i < n; i += gelu_share) gelu_forward_piece(out + i, inp + i, std::min(gelu_share, n - i));
 }
 
 // dinp = dout gelu'(inp); dinp may be dout.
 inline void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, Stream) {
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += gelu_piece) gelu_backward_piece(dinp + i, dout + i, inp + i, std::min(gelu_piece, n - i));
+    for (size_t i = 0; i < n; i += gelu_share) gelu_backward_piece(dinp + i, dout + i, inp + i, std::min(gelu_share, n - i));
 }
 
 }  // namespace cpu

@@ -8,11 +8,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <climits>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
-#include "llmc/check.h"
 #include "llmc/cpu/gelu.h"
 #include "llmc/device.h"
 #include "llmc/dtype.h"
@@ -45,23 +44,60 @@ inline void bias_backward(float* dbias, const floatX* dout, long N, int C, bool 
     }
 }
 
+// Calls tile(row, rows, column, columns) for pieces of an [N, columns] matrix that stay in a core's cache from their product
+// to what is done with it. Every thread gets the same number; OpenBLAS works on one thread inside.
+template <class F>
+inline void matmul_tiles(long N, int columns, F tile) {
+    constexpr long tallest = 256, widest = 1536;
+    const long threads = omp_get_max_threads();
+    const long down = (N + tallest - 1) / tallest, height = (N + down - 1) / down;
+    const long across = threads / std::gcd(threads, down) * ((columns + widest - 1) / widest);
+    const int width = int((columns + across - 1) / across + 15) / 16 * 16;
+#pragma omp parallel for collapse(2) schedule(static)
+    for (long i = 0; i < down; i++) {
+        for (long j = 0; j < across; j++) {
+            const long row = i * height;
+            const int column = int(j) * width;
+            if (row < N && column < columns) tile(row, std::min(height, N - row), column, std::min(width, columns - column));
+        }
+    }
+}
+
 // out = inp weight^T + bias (null: none). With pre_gelu [N, OC] that goes there, and out = gelu(pre_gelu).
 inline void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, long N,
-                           int C, int OC, Stream stream) {
-    floatX* product = pre_gelu ? pre_gelu : out;
-    if (bias) {
+                           int C, int OC, Stream) {
+    const float beta = bias ? 1.0f : 0.0f;
+    if (!pre_gelu) {
+        if (bias) {
 #pragma omp parallel for schedule(static)
-        for (long i = 0; i < N; i++) std::memcpy(product + i * OC, bias, OC * sizeof(floatX));
+            for (long i = 0; i < N; i++) std::memcpy(out + i * OC, bias, OC * sizeof(floatX));
+        }
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, int(N), OC, C, 1.0f, inp, C, weight, C, beta, out, OC);
+        return;
     }
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, int(N), OC, C, 1.0f, inp, C, weight, C, bias ? 1.0f : 0.0f, product, OC);
-    if (pre_gelu) gelu_forward(out, pre_gelu, size_t(N) * OC, stream);
+    matmul_tiles(N, OC, [&](long row, long rows, int column, int columns) {
+        const long first = row * OC + column;
+        for (long i = 0; bias && i < rows; i++) std::memcpy(pre_gelu + first + i * OC, bias + column, columns * sizeof(floatX));
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, int(rows), columns, C, 1.0f, inp + row * C, C,
+                    weight + long(column) * C, C, beta, pre_gelu + first, OC);
+        for (long i = 0; i < rows; i++) gelu_forward_piece(out + first + i * OC, pre_gelu + first + i * OC, columns);
+    });
 }
 
 // dinp [N, C] = dout [N, OC] weight [OC, C], times gelu'(pre_gelu) if pre_gelu [N, C] is given.
 inline void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, long N, int C,
-                                  int OC, Stream stream) {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, int(N), C, OC, 1.0f, dout, OC, weight, C, 0.0f, dinp, C);
-    if (pre_gelu) gelu_backward(dinp, dinp, pre_gelu, size_t(N) * C, stream);
+                                  int OC, Stream) {
+    if (!pre_gelu) {
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, int(N), C, OC, 1.0f, dout, OC, weight, C, 0.0f, dinp, C);
+        return;
+    }
+    matmul_tiles(N, C, [&](long row, long rows, int column, int columns) {
+        floatX* first = dinp + row * C + column;
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, int(rows), columns, OC, 1.0f, dout + row * OC, OC, weight + column,
+                    C, 0.0f, first, C);
+        for (long i = 0; i < rows; i++)
+            gelu_backward_piece(first + i * C, first + i * C, pre_gelu + (row + i) * C + column, columns);
+    });
 }
 
 // dweight [OC, C] (+)= dout^T inp; dbias [OC] (null: not wanted) (+)= the sum of dout's rows.
