@@ -1,0 +1,354 @@
+// The compressed boundaries on any number of ranks. What they give is computed here again, a stripe at a time, from every
+// rank's data; what they send is counted where MPI is handed it.
+// clang-format off
+#include "mpi_wrap.h"  // first
+// clang-format on
+
+#include "llmc/comm/boundary.h"
+
+namespace {
+
+const char* const all_codecs[] = {
+    "none",         "bf16",    "fp8",     "int8",    "taco",    "taco:g=32:fmt=e5m2", "taco:g=512:sr",
+    "hadint8:g=64", "hadint7", "hadint6", "hadint5", "hadint4", "hadint4:g=256:sr"};
+
+// The boundaries of one tensor-parallel group, with a workspace of exactly the planned size.
+struct Setup {
+    Comm tp = world_make();
+    Boundaries bs;
+    std::vector<uint8_t> workspace;
+
+    Setup(const std::string& codec, size_t n, size_t threshold = 0, long first_step = 0) {
+        boundaries_configure(bs, codec, {}, threshold, first_step);
+        bs.tp = &tp;
+        bs.seed = 77;
+        bs.step = 3;
+        bs.micro_batch = 2;
+        workspace.resize(boundary_workspace_bytes(bs, n));
+        bs.workspace = workspace.data();
+    }
+    std::vector<float> gather(BoundaryId id, int layer, size_t n) {
+        std::vector<uint8_t> wire(gather_wire_bytes(bs, id, n));
+        std::vector<float> out(n * tp.size), again(n * tp.size);
+        const std::vector<float> local = tensor(tp.rank, n);
+        Pending pending = gather_begin(bs, id, layer, local.data(), wire.data(), n, {});
+        gather_finish(bs, pending, out.data(), {});
+        gather_decode(bs, id, again.data(), wire.data(), n, {});
+        CHECK(same(again, out));
+        return out;
+    }
+    std::vector<float> reduce_scatter(BoundaryId id, int layer, size_t n) {
+        std::vector<float> x = tensor(tp.rank, n * tp.size), out(n);
+        Pending pending = reduce_scatter_begin(bs, id, layer, x.data(), n, {});
+        reduce_scatter_finish(bs, pending, out.data(), {});
+        CHECK(same(x, tensor(tp.rank, n * tp.size)));
+        return out;
+    }
+    std::vector<float> all_reduce(BoundaryId id, int layer, size_t n) {
+        std::vector<float> x = tensor(tp.rank, n * tp.size);
+        Pending pending = all_reduce_begin(bs, id, layer, x.data(), n, {});
+        all_reduce_finish(bs, pending, {});
+        return x;
+    }
+    RoundingKey key(BoundaryId id, int layer, int rank, int stripe) const {
+        return {bs.seed, bs.step, bs.micro_batch, uint32_t(layer), uint32_t(id), uint32_t(rank), uint32_t(stripe)};
+    }
+};
+
+std::vector<float> through_codec(const Codec& codec, const float* x, size_t n, const RoundingKey& key) {
+    std::vector<uint8_t> wire(codec_bytes(codec, n));
+    std::vector<float> out(n);
+    cpu::codec_encode(codec, wire.data(), x, n, key, {});
+    cpu::codec_decode(codec, out.data(), wire.data(), n, {});
+    return out;
+}
+
+// What rank `owner` must find for its stripe: all contributions in rank order, its own exact.
+std::vector<float> reduced_stripe(const Setup& s, const Codec& codec, BoundaryId id, int layer, int owner, size_t n) {
+    std::vector<float> sum(n);
+    for (int r = 0; r < s.tp.size; r++) {
+        std::vector<float> part = tensor(r, n, owner * n);
+        if (r != owner) part = through_codec(codec, part.data(), n, s.key(id, layer, r, owner));
+        for (size_t i = 0; i < n; i++) sum[i] = r == 0 ? part[i] : sum[i] + part[i];
+    }
+    return sum;
+}
+
+std::vector<float> gathered(const Setup& s, const Codec& codec, BoundaryId id, int layer, size_t n) {
+    std::vector<float> all;
+    for (int r = 0; r < s.tp.size; r++) {
+        const std::vector<float> part = through_codec(codec, tensor(r, n).data(), n, s.key(id, layer, r, r));
+        all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+}
+
+std::vector<float> all_reduced(const Setup& s, const Codec& codec, BoundaryId id, int layer, size_t n) {
+    std::vector<float> all;
+    for (int r = 0; r < s.tp.size; r++) {
+        const std::vector<float> sum = reduced_stripe(s, codec, id, layer, r, n);
+        const std::vector<float> part = through_codec(codec, sum.data(), n, s.key(id, layer, r, s.tp.size));
+        all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+}
+
+// E(n) of the published closed form, written anew.
+size_t closed_form(const std::string& spec, size_t n) {
+    if (spec == "none") return 4 * n;
+    if (spec == "bf16") return 2 * n;
+    const size_t at = spec.find("g="), group = at == std::string::npos ? 128 : std::stoul(spec.substr(at + 2));
+    const size_t bits = spec.starts_with("hadint") ? size_t(spec[6] - '0') : 8, scales = spec.starts_with("taco") ? 8 : 4;
+    return (n + group - 1) / group * (group * bits / 8 + scales);
+}
+
+// Every rank must hold the same bits.
+void check_same_on_all_ranks(Comm& comm, const std::vector<float>& x) {
+    uint64_t digest = x.size();
+    for (float value : x) digest = mix(digest, std::bit_cast<uint32_t>(value));
+    for (uint64_t other : gather_values(comm, digest, "digest")) CHECK(other == digest);
+}
+
+}  // namespace
+
+TEST_CASE("values, bits and bytes, for each collective, codec and size") {
+    int turn = 0;
+    for (const char* spec : all_codecs) {
+        for (size_t n : {0, 1, 31, 128, 1000, 4097, 33000}) {
+            CAPTURE(spec);
+            CAPTURE(n);
+            Setup s(spec, n);
+            const int t = s.tp.size, layer = turn % 5;
+            const BoundaryId id = BoundaryId(turn++ % boundary_count);
+            const Codec codec = codec_parse(spec);
+            const BoundaryCounters& counters = s.bs.list[id].counters;
+            uint64_t wire_bytes = 0;
+            const auto check_counters = [&](const Sent& sent, uint64_t exchanges) {
+                wire_bytes += counters.wire_bytes;
+                CHECK(counters.calls == (t > 1));
+                CHECK(counters.wire_bytes == exchanges * (t - 1) * closed_form(spec, n));
+                CHECK(counters.raw_bytes == exchanges * (t - 1) * 2 * n);
+                CHECK(sent.bytes() == counters.wire_bytes);
+                if (t > 1) CHECK(counters.codec == codec);
+                s.bs.list[id].counters = {};
+            };
+
+            Sent sent;
+            std::vector<float> out = s.gather(id, layer, n);
+            check_counters(sent, 1);
+            CHECK(same(out, gathered(s, t > 1 ? codec : Codec{}, id, layer, n)));
+            check_same_on_all_ranks(s.tp, out);
+
+            sent = {};
+            out = s.reduce_scatter(id, layer, n);
+            check_counters(sent, 1);
+            CHECK(same(out, reduced_stripe(s, codec, id, layer, s.tp.rank, n)));
+
+            sent = {};
+            out = s.all_reduce(id, layer, n);
+            check_counters(sent, 2);
+            CHECK(same(out, all_reduced(s, t > 1 ? codec : Codec{}, id, layer, n)));
+            check_same_on_all_ranks(s.tp, out);
+            if (t > 1 && n > 0) CHECK(wire_bytes > 0);
+            for (const Boundary& other : s.bs.list) CHECK(other.counters.calls == 0);
+        }
+    }
+}
+
+TEST_CASE("stochastic rounding differs by step, micro-batch, layer and boundary, and repeats") {
+    const size_t n = 500;
+    Setup s("hadint4:sr", n);
+    if (s.tp.size == 1) return;
+    const std::vector<float> first = s.gather(attn_in_fwd, 1, n);
+    CHECK(same(first, s.gather(attn_in_fwd, 1, n)));
+    CHECK_FALSE(same(first, s.gather(attn_in_fwd, 2, n)));
+    CHECK_FALSE(same(first, s.gather(mlp_in_fwd, 1, n)));
+    s.bs.micro_batch++;
+    CHECK_FALSE(same(first, s.gather(attn_in_fwd, 1, n)));
+    s.bs.micro_batch--;
+    s.bs.step++;
+    CHECK_FALSE(same(first, s.gather(attn_in_fwd, 1, n)));
+}
+
+TEST_CASE("without a codec nothing is copied that need not be") {
+    const size_t n = 1000;
+    Setup s("none", n);
+    std::vector<float> all(n * s.tp.size);
+    const std::vector<float> local = tensor(s.tp.rank, n);
+    REQUIRE(gather_is_raw(s.bs, mlp_in_fwd, n));
+    REQUIRE(gather_wire_bytes(s.bs, mlp_in_fwd, n) == all.size() * sizeof(float));
+    for (bool in_place : {false, true}) {
+        float* own = &all[s.tp.rank * n];
+        std::ranges::fill(all, NAN);
+        if (in_place) std::ranges::copy(local, own);
+        uint8_t* wire = reinterpret_cast<uint8_t*>(all.data());
+        Pending pending = gather_begin(s.bs, mlp_in_fwd, 0, in_place ? own : local.data(), wire, n, {});
+        gather_finish(s.bs, pending, all.data(), {});
+        CHECK(same(all, gathered(s, Codec{}, mlp_in_fwd, 0, n)));
+    }
+}
+
+TEST_CASE("below the threshold and before the first step nothing is compressed") {
+    const Codec taco = codec_parse("taco");
+    Setup s("taco", 1000, 2000, 5);  // 500 values and more are compressed, from step 5
+    if (s.tp.size == 1) return;
+    for (uint32_t step : {4, 5}) {
+        for (size_t n : {499, 500}) {
+            CAPTURE(step);
+            CAPTURE(n);
+            s.bs.step = step;
+            const Codec codec = step < 5 || n < 500 ? Codec{} : taco;
+            CHECK(gather_is_raw(s.bs, embed_bwd, n) == (codec.kind == Codec::none));
+            Sent sent;
+            CHECK(same(s.gather(embed_bwd, 0, n), gathered(s, codec, embed_bwd, 0, n)));
+            CHECK(sent.bytes() == (s.tp.size - 1) * codec_bytes(codec, n));
+            CHECK(same(s.reduce_scatter(embed_bwd, 0, n), reduced_stripe(s, codec, embed_bwd, 0, s.tp.rank, n)));
+            CHECK(same(s.all_reduce(embed_bwd, 0, n), all_reduced(s, codec, embed_bwd, 0, n)));
+        }
+    }
+}
+
+TEST_CASE("buffers hold every stripe up to the planned size, compressed or not") {
+    for (const char* spec : {"none", "bf16", "taco", "taco:g=512", "hadint4"}) {
+        for (size_t threshold : {0, 100, 3000, 100000}) {
+            for (long first_step : {0, 10}) {
+                Setup s(spec, 1000, threshold, first_step);
+                const size_t wire = gather_wire_bytes(s.bs, head_fwd, 1000), t = size_t(s.tp.size);
+                size_t most = 0;
+                for (size_t n = 1; n <= 1000; n++) {
+                    for (uint32_t step : {0, 20}) {
+                        s.bs.step = step;
+                        most = std::max(most, codec_bytes(boundary_codec(s.bs, head_fwd, n), n));
+                    }
+                }
+                CAPTURE(spec);
+                CAPTURE(threshold);
+                CAPTURE(first_step);
+                CHECK(wire >= t * most);
+                CHECK(wire <= std::max(t * most, t * 3000));  // nor is memory wasted
+                CHECK(s.workspace.size() == (t > 1 ? 2 * wire : 0));
+            }
+        }
+    }
+}
+
+TEST_CASE("sampled SNR is that of what this rank encoded, and sampling changes nothing") {
+    const size_t n = 4097;
+    Setup s("hadint6", n);
+    const int t = s.tp.size;
+    if (t == 1) return;
+    const Codec codec = codec_parse("hadint6");
+    double signal = 0, noise = 0;
+    const auto add = [&](const std::vector<float>& x, int stripe) {
+        const std::vector<float> decoded = through_codec(codec, x.data(), n, {});
+        CAPTURE(stripe);
+        for (size_t i = 0; i < n; i++) {
+            signal += double(x[i]) * x[i];
+            noise += (double(x[i]) - decoded[i]) * (double(x[i]) - decoded[i]);
+        }
+    };
+    const auto check_sums = [&] {
+        const BoundaryCounters counters = std::exchange(s.bs.list[head_bwd].counters, {});
+        CHECK(counters.signal == doctest::Approx(signal).epsilon(1e-9));
+        CHECK(counters.noise == doctest::Approx(noise).epsilon(1e-9));
+        signal = noise = 0;
+    };
+    const auto plain = [&] {
+        return std::tuple(s.gather(head_bwd, 0, n), s.reduce_scatter(head_bwd, 0, n), s.all_reduce(head_bwd, 0, n));
+    };
+    const auto expected = plain();
+    check_sums();  // none were taken
+    s.bs.sample_snr = true;
+
+    CHECK(same(s.gather(head_bwd, 0, n), std::get<0>(expected)));
+    add(tensor(s.tp.rank, n), s.tp.rank);
+    check_sums();
+
+    const std::vector<float> x = tensor(s.tp.rank, n * t);
+    for (int collective : {1, 2}) {
+        for (int r = 0; r < t; r++)
+            if (r != s.tp.rank) add({x.begin() + r * n, x.begin() + (r + 1) * n}, r);
+        if (collective == 2) add(reduced_stripe(s, codec, head_bwd, 0, s.tp.rank, n), t);
+        const std::vector<float> out = collective == 1 ? s.reduce_scatter(head_bwd, 0, n) : s.all_reduce(head_bwd, 0, n);
+        CHECK(same(out, collective == 1 ? std::get<1>(expected) : std::get<2>(expected)));
+        check_sums();
+    }
+    s.gather(head_bwd, 0, n);
+    add(tensor(s.tp.rank, n), s.tp.rank);
+    const BoundaryRecord record = boundaries_records_take(s.bs)[head_bwd];
+    CHECK(record.snr_db == doctest::Approx(10 * std::log10(signal / noise)));
+    CHECK(record.snr_db > 30);
+    CHECK(record.codec == "hadint6");
+    CHECK(record.calls == 1);
+    CHECK(boundaries_records_take(s.bs)[head_bwd].calls == 0);
+
+    boundaries_configure(s.bs, "none", {}, 0, 0);
+    s.workspace.resize(boundary_workspace_bytes(s.bs, n));
+    s.bs.workspace = s.workspace.data();
+    plain();
+    CHECK(std::isnan(boundaries_records_take(s.bs)[head_bwd].snr_db));
+}
+
+TEST_CASE("a group that is not finite is NaN on every rank, and counted") {
+    const size_t n = 300;
+    for (const char* spec : {"fp8", "int8", "taco", "hadint8", "hadint4:sr"}) {
+        CAPTURE(spec);
+        Setup s(spec, n);
+        const int t = s.tp.size, rank = s.tp.rank;
+        if (t == 1) return;
+        std::vector<uint8_t> wire(gather_wire_bytes(s.bs, attn_out_bwd, n));
+        std::vector<float> local = tensor(rank, n), out(n * t);
+        if (rank == 0) local[130] = INFINITY;
+        Pending pending = gather_begin(s.bs, attn_out_bwd, 0, local.data(), wire.data(), n, {});
+        gather_finish(s.bs, pending, out.data(), {});
+        CHECK(s.bs.list[attn_out_bwd].counters.nonfinite == (rank == 0));
+        for (size_t i = 0; i < out.size(); i++) CHECK(std::isnan(out[i]) == (i >= 128 && i < 256));
+
+        // in the last rank's stripe: rank 0 counts its group, the owner the sum's
+        std::vector<float> x = tensor(rank, n * t);
+        if (rank == 0) x[(t - 1) * n + 5] = NAN;
+        s.bs.list[attn_out_bwd].counters = {};
+        pending = all_reduce_begin(s.bs, attn_out_bwd, 0, x.data(), n, {});
+        all_reduce_finish(s.bs, pending, {});
+        CHECK(s.bs.list[attn_out_bwd].counters.nonfinite == uint64_t((rank == 0) + (rank == t - 1)));
+        for (size_t i = 0; i < x.size(); i++) CHECK(std::isnan(x[i]) == (i >= (t - 1) * n && i < (t - 1) * n + 128));
+    }
+}
+
+TEST_CASE("one codec for all, another for some; unknown names are refused") {
+    Boundaries bs;
+    boundaries_configure(bs, "taco", {{"attn_in.bwd", "bf16"}, {"head.fwd", "hadint6:g=64"}}, 4096, 7);
+    for (int i = 0; i < boundary_count; i++) {
+        const char* expected = i == attn_in_bwd ? "bf16" : i == head_fwd ? "hadint6:g=64" : "taco";
+        CHECK(codec_text(bs.list[i].codec) == expected);
+        CHECK(bs.list[i].threshold_bytes == 4096);
+        CHECK(bs.list[i].first_step == 7);
+    }
+    CHECK(std::string(boundary_names[attn_in_bwd]) == "attn_in.bwd");
+    CHECK(std::string(boundary_names[head_fwd]) == "head.fwd");
+    CHECK_THROWS_WITH_AS(boundaries_configure(bs, "taco", {{"attn.fwd", "bf16"}}, 0, 0),
+                         doctest::Contains("'attn.fwd'; allowed: embed.fwd attn_in.fwd"), Error);
+    CHECK_THROWS_AS(boundaries_configure(bs, "taco", {{"head.fwd", "zip"}}, 0, 0), Error);
+}
+
+TEST_CASE("time is counted and traced by boundary") {
+    const size_t n = 5000;
+    Setup s("taco", n);
+    if (s.tp.size == 1) return;
+    Trace trace = trace_make(s.tp.rank);
+    s.bs.trace = &trace;
+    s.gather(mlp_out_bwd, 0, n);
+    s.all_reduce(mlp_out_bwd, 0, n);
+    for (const char* category : {"encode", "wire", "decode"}) {
+        CAPTURE(category);
+        double seconds = 0;
+        for (const TraceEvent& event : trace.events) {
+            CHECK(std::string(event.name) == "mlp_out.bwd");
+            if (std::string(event.category) == category) seconds += event.end_s - event.begin_s;
+        }
+        const BoundaryCounters& c = s.bs.list[mlp_out_bwd].counters;
+        const double counted = category[0] == 'e' ? c.encode_s : category[0] == 'w' ? c.wire_s : c.decode_s;
+        CHECK(counted > 0);
+        CHECK(counted == doctest::Approx(seconds).epsilon(1e-6));
+    }
+}
