@@ -78,11 +78,11 @@ inline void classifier_finish(float* losses, floatX* logits, const float* stats,
         const int first = int(work % pieces) * classifier_piece, count = std::min(classifier_piece, rows - first);
         const int valid = targets[i] < 0 ? 0 : std::clamp(valid_rows - first, 0, count);
         const int target = targets[i] - first_row - first;
-        const auto [max, factor] = tokens[i];
+        const float max = tokens[i].max, factor = tokens[i].factor;
         floatX* x = logits + i * rows + first;
         const floatX target_logit = target >= 0 && target < valid ? x[target] : 0.0f;
-#pragma omp simd
-        for (int j = 0; j < valid; j++) x[j] = exp_fast(x[j] - max) * factor;
+        const auto element = [=](size_t j) { x[j] = exp_fast(x[j] - max) * factor; };
+        vector_sweep(0, size_t(valid), element, x);
         std::memset(x + valid, 0, (count - valid) * sizeof(floatX));
         if (target >= 0 && target < valid) x[target] = std::fma(exp_fast(target_logit - max), factor, -scale);
     }

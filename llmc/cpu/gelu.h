@@ -5,7 +5,6 @@
 //
 // With the sigmoid there is nothing to cancel: the error is about 1e-7 of max(|x|, 1) everywhere.
 #pragma once
-#include <algorithm>
 #include <cstddef>
 
 #include "llmc/cpu/vecmath.h"
@@ -30,41 +29,15 @@ inline float gelu_slope(float x) {
     return std::fma(x * slope_2u, s * (e * s), s);
 }
 
-// One thread's share; the matmuls call these on what they have just written. Memory far from the core comes in time only
-// if it is asked for early: without the prefetches, backward was three times slower there.
-template <class F>
-inline void gelu_piece(const floatX* x, const floatX* y, size_t n, F element) {
-    constexpr size_t block = 64, ahead = 512;
-    for (size_t i = 0; i < n; i += block) {
-        const size_t end = std::min(n, i + block);
-        for (size_t k = i; k < end; k += 64 / sizeof(floatX)) {
-            __builtin_prefetch(x + k + ahead);
-            __builtin_prefetch(y + k + ahead);
-        }
-#pragma omp simd
-        for (size_t k = i; k < end; k++) element(k);
-    }
-}
-
-inline void gelu_forward_piece(floatX* out, const floatX* inp, size_t n) {
-    gelu_piece(inp, out, n, [=](size_t i) { out[i] = gelu(inp[i]); });
-}
-
-inline void gelu_backward_piece(floatX* dinp, const floatX* dout, const floatX* inp, size_t n) {
-    gelu_piece(inp, dout, n, [=](size_t i) { dinp[i] = dout[i] * gelu_slope(inp[i]); });
-}
-
-constexpr size_t gelu_share = 4096;
-
 inline void gelu_forward(floatX* out, const floatX* inp, size_t n, Stream) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += gelu_share) gelu_forward_piece(out + i, inp + i, std::min(gelu_share, n - i));
+    const auto element = [=](size_t i) { out[i] = gelu(inp[i]); };
+    parallel_sweep(n, element, out, inp);
 }
 
 // dinp = dout gelu'(inp); dinp may be dout.
 inline void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, Stream) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i += gelu_share) gelu_backward_piece(dinp + i, dout + i, inp + i, std::min(gelu_share, n - i));
+    const auto element = [=](size_t i) { dinp[i] = dout[i] * gelu_slope(inp[i]); };
+    parallel_sweep(n, element, dout, inp);
 }
 
 }  // namespace cpu

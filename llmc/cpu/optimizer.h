@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "llmc/cpu/vecmath.h"
 #include "llmc/device.h"
 #include "llmc/dtype.h"
 
@@ -50,15 +51,15 @@ inline void adamw_update(floatX* p, const float* g, float* m, float* v, size_t n
     const float rate1 = float(1.0 - double(hyper.beta1)), rate2 = float(1.0 - double(hyper.beta2));
     const float step_size = float(hyper.lr / correction1), root2 = float(1.0 / std::sqrt(correction2));
     const float beta2 = hyper.beta2, eps = hyper.eps, grad_scale = hyper.grad_scale;
-#pragma omp parallel for simd schedule(static) if (n > 1 << 13)
-    for (size_t i = 0; i < n; i++) {
+    const auto element = [=](size_t i) {
         const float grad = g[i] * grad_scale;
         const float m_new = std::fma(rate1, grad - m[i], m[i]);
         const float v_new = std::fma(rate2 * grad, grad, beta2 * v[i]);
         m[i] = m_new;
         v[i] = v_new;
         p[i] = std::fma(-step_size, m_new / std::fma(std::sqrt(v_new), root2, eps), p[i] * keep);
-    }
+    };
+    parallel_sweep(n, element, p, g, m, v);
 }
 
 }  // namespace cpu
