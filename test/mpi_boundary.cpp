@@ -155,9 +155,15 @@ TEST_CASE("values, bits and bytes, for each collective, codec and size") {
     }
 }
 
-TEST_CASE("stochastic rounding differs by step, micro-batch, layer and boundary, and repeats") {
+TEST_CASE("stochastic rounding differs by seed, step, micro-batch, layer, boundary, rank and stripe, and repeats") {
     const size_t n = 500;
     Setup s("hadint4:sr", n);
+    const auto encoded = [&](int rank, int stripe) {  // the same values each time
+        return through_codec(codec_parse("hadint4:sr"), tensor(0, n).data(), n, s.key(attn_in_fwd, 1, rank, stripe));
+    };
+    CHECK(same(encoded(2, 3), encoded(2, 3)));
+    CHECK_FALSE(same(encoded(2, 3), encoded(2, 4)));
+    CHECK_FALSE(same(encoded(2, 3), encoded(1, 3)));
     if (s.tp.size == 1) return;
     const std::vector<float> first = s.gather(attn_in_fwd, 1, n);
     CHECK(same(first, s.gather(attn_in_fwd, 1, n)));
@@ -167,6 +173,9 @@ TEST_CASE("stochastic rounding differs by step, micro-batch, layer and boundary,
     CHECK_FALSE(same(first, s.gather(attn_in_fwd, 1, n)));
     s.bs.micro_batch--;
     s.bs.step++;
+    CHECK_FALSE(same(first, s.gather(attn_in_fwd, 1, n)));
+    s.bs.step--;
+    s.bs.seed++;
     CHECK_FALSE(same(first, s.gather(attn_in_fwd, 1, n)));
 }
 

@@ -11,7 +11,12 @@
 
 inline uint64_t isend_bytes = 0, other_sends = 0;
 
-// What this rank hands to MPI. The transport is meant to use MPI_Isend alone; anything else would be seen.
+// What this rank hands to MPI. The transport is meant to send by MPI_Isend alone: other ways for payload to leave are seen.
+#define MEANT_NOT(name, parameters, ...) \
+    int MPI_##name parameters {          \
+        other_sends++;                   \
+        return PMPI_##name(__VA_ARGS__); \
+    }
 extern "C" {
 int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request* request) {
     int size = 0;
@@ -19,27 +24,80 @@ int MPI_Isend(const void* data, int count, MPI_Datatype type, int to, int tag, M
     isend_bytes += uint64_t(count) * size;
     return PMPI_Isend(data, count, type, to, tag, comm, request);
 }
-int MPI_Send(const void* data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm) {
-    other_sends++;
-    return PMPI_Send(data, count, type, to, tag, comm);
+MEANT_NOT(Send, (const void* data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm), data, n, type, to, tag, comm)
+MEANT_NOT(Ssend, (const void* data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm), data, n, type, to, tag, comm)
+MEANT_NOT(Rsend, (const void* data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm), data, n, type, to, tag, comm)
+MEANT_NOT(Bsend, (const void* data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm), data, n, type, to, tag, comm)
+MEANT_NOT(Issend, (const void* data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request* request), data, n,
+          type, to, tag, comm, request)
+MEANT_NOT(Irsend, (const void* data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request* request), data, n,
+          type, to, tag, comm, request)
+MEANT_NOT(Ibsend, (const void* data, int n, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request* request), data, n,
+          type, to, tag, comm, request)
+MEANT_NOT(Sendrecv,
+          (const void* data, int n, MPI_Datatype type, int to, int tag, void* out, int m, MPI_Datatype out_type, int from,
+           int out_tag, MPI_Comm comm, MPI_Status* status),
+          data, n, type, to, tag, out, m, out_type, from, out_tag, comm, status)
+MEANT_NOT(Bcast, (void* data, int n, MPI_Datatype type, int root, MPI_Comm comm), data, n, type, root, comm)
+MEANT_NOT(Ibcast, (void* data, int n, MPI_Datatype type, int root, MPI_Comm comm, MPI_Request* request), data, n, type, root,
+          comm, request)
+MEANT_NOT(Allreduce, (const void* data, void* out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm), data, out, n, type, op,
+          comm)
+MEANT_NOT(Iallreduce, (const void* data, void* out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request* request),
+          data, out, n, type, op, comm, request)
+MEANT_NOT(Reduce_scatter_block, (const void* data, void* out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm), data, out, n,
+          type, op, comm)
+MEANT_NOT(Ireduce_scatter_block,
+          (const void* data, void* out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request* request), data, out, n,
+          type, op, comm, request)
+MEANT_NOT(Allgather, (const void* data, int n, MPI_Datatype type, void* out, int m, MPI_Datatype out_type, MPI_Comm comm), data,
+          n, type, out, m, out_type, comm)
+MEANT_NOT(Iallgather,
+          (const void* data, int n, MPI_Datatype type, void* out, int m, MPI_Datatype out_type, MPI_Comm comm,
+           MPI_Request* request),
+          data, n, type, out, m, out_type, comm, request)
+MEANT_NOT(Alltoall, (const void* data, int n, MPI_Datatype type, void* out, int m, MPI_Datatype out_type, MPI_Comm comm), data, n,
+          type, out, m, out_type, comm)
+MEANT_NOT(Ialltoall,
+          (const void* data, int n, MPI_Datatype type, void* out, int m, MPI_Datatype out_type, MPI_Comm comm,
+           MPI_Request* request),
+          data, n, type, out, m, out_type, comm, request)
+MEANT_NOT(Allgatherv,
+          (const void* data, int n, MPI_Datatype type, void* out, const int* m, const int* at, MPI_Datatype out_type,
+           MPI_Comm comm),
+          data, n, type, out, m, at, out_type, comm)
+MEANT_NOT(Iallgatherv,
+          (const void* data, int n, MPI_Datatype type, void* out, const int* m, const int* at, MPI_Datatype out_type,
+           MPI_Comm comm, MPI_Request* request),
+          data, n, type, out, m, at, out_type, comm, request)
+MEANT_NOT(Alltoallv,
+          (const void* data, const int* n, const int* from, MPI_Datatype type, void* out, const int* m, const int* at,
+           MPI_Datatype out_type, MPI_Comm comm),
+          data, n, from, type, out, m, at, out_type, comm)
+MEANT_NOT(Ialltoallv,
+          (const void* data, const int* n, const int* from, MPI_Datatype type, void* out, const int* m, const int* at,
+           MPI_Datatype out_type, MPI_Comm comm, MPI_Request* request),
+          data, n, from, type, out, m, at, out_type, comm, request)
+MEANT_NOT(Alltoallw,
+          (const void* data, const int* n, const int* from, const MPI_Datatype* type, void* out, const int* m, const int* at,
+           const MPI_Datatype* out_type, MPI_Comm comm),
+          data, n, from, type, out, m, at, out_type, comm)
+MEANT_NOT(Ialltoallw,
+          (const void* data, const int* n, const int* from, const MPI_Datatype* type, void* out, const int* m, const int* at,
+           const MPI_Datatype* out_type, MPI_Comm comm, MPI_Request* request),
+          data, n, from, type, out, m, at, out_type, comm, request)
+MEANT_NOT(Reduce, (const void* data, void* out, int n, MPI_Datatype type, MPI_Op op, int root, MPI_Comm comm), data, out, n, type,
+          op, root, comm)
+MEANT_NOT(Gather, (const void* data, int n, MPI_Datatype type, void* out, int m, MPI_Datatype out_type, int root, MPI_Comm comm),
+          data, n, type, out, m, out_type, root, comm)
+MEANT_NOT(Scatter, (const void* data, int n, MPI_Datatype type, void* out, int m, MPI_Datatype out_type, int root, MPI_Comm comm),
+          data, n, type, out, m, out_type, root, comm)
+MEANT_NOT(Put, (const void* data, int n, MPI_Datatype type, int to, MPI_Aint at, int m, MPI_Datatype out_type, MPI_Win window),
+          data, n, type, to, at, m, out_type, window)
+MEANT_NOT(Start, (MPI_Request * request), request)
+MEANT_NOT(Startall, (int n, MPI_Request* requests), n, requests)
 }
-int MPI_Allreduce(const void* from, void* to, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
-    other_sends++;
-    return PMPI_Allreduce(from, to, count, type, op, comm);
-}
-int MPI_Alltoall(const void* from, int n, MPI_Datatype type, void* to, int m, MPI_Datatype to_type, MPI_Comm comm) {
-    other_sends++;
-    return PMPI_Alltoall(from, n, type, to, m, to_type, comm);
-}
-int MPI_Allgather(const void* from, int n, MPI_Datatype type, void* to, int m, MPI_Datatype to_type, MPI_Comm comm) {
-    other_sends++;
-    return PMPI_Allgather(from, n, type, to, m, to_type, comm);
-}
-int MPI_Bcast(void* data, int count, MPI_Datatype type, int root, MPI_Comm comm) {
-    other_sends++;
-    return PMPI_Bcast(data, count, type, root, comm);
-}
-}
+#undef MEANT_NOT
 
 inline Comm world_make() {
     Comm world = comm_world();
