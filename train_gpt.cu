@@ -523,13 +523,12 @@ double validate(Model& m, Mesh& mesh, const TokenSet& val, int batches) {
     return all_reduce_sum(mesh.dp, sum) / (double(windows) * m.T);
 }
 
-// Continues `tokens` by `count` tokens. The whole context is run again for each token, as there is no cache of keys and
-// values; every rank draws the same number and picks the same token.
-void sample(Model& m, std::vector<int>& tokens, int count, float temperature, int top_k, uint64_t key) {
+// Continues `tokens` by `count` tokens with ids below `vocab`. The whole context is run again for each token, as there is no
+// cache of keys and values; every rank draws the same number and picks the same token.
+void sample(Model& m, std::vector<int>& tokens, int count, int vocab, float temperature, int top_k, uint64_t key) {
     const int C = m.config.channels, tp = m.tp->size, B = m.B, T = m.T;
     std::vector<float> logits(size_t(tp) * m.V_l);
     const long context = T / tp * tp;  // forward needs a multiple of tp tokens; causality hides the padding from the rest
-    check(context > 0, "samples need --seq %d to be at least --tp %d", T, tp);
     for (int i = 0; i < count; i++) {
         const long length = std::min<long>(tokens.size(), context);
         model_set_batch(m, 1, int((length + tp - 1) / tp * tp));
@@ -542,8 +541,10 @@ void sample(Model& m, std::vector<int>& tokens, int count, float temperature, in
         device_copy(&logits[size_t(m.tp->rank) * m.V_l], m.act.logits, m.V_l * sizeof(float), m.stream);
         Request request = all_gather_begin(*m.tp, logits.data(), m.V_l * sizeof(float), m.stream);
         request_finish(*m.tp, request, "logits of a sample");
-        tokens.push_back(
-            sample_token(logits.data(), m.config.vocab, temperature, top_k, uniform_from_bits(philox(key, i, 0)[0])));
+        together(*m.tp, [&] {
+            const double uniform = uniform_from_bits(philox(key, i, 0)[0]);
+            tokens.push_back(sample_token(logits.data(), vocab, temperature, top_k, uniform));
+        });
     }
     model_set_batch(m, B, T);
 }
@@ -641,6 +642,15 @@ void plan_print(const Run& run) {
     fflush(stdout);
 }
 
+// What samples begin with. Without a tokenizer that is GPT-2's end of text, the vocabulary's last token.
+std::vector<int> prompt_tokens(const Run& run) {
+    const RunConfig& c = run.config;
+    check(c.seq >= c.tp, "samples need --seq %d to be at least --tp %d", c.seq, c.tp);
+    if (run.tokenizer_path.empty()) return {run.model.config.vocab - 1};
+    check(!c.prompt.empty(), "--prompt is empty: samples need at least one character to begin with");
+    return tokenizer_encode(run.tokenizer, c.prompt);
+}
+
 // Everything that can be wrong is found here, before step 0, and told once.
 void run_setup(Run& run) {
     namespace fs = std::filesystem;
@@ -664,6 +674,7 @@ void run_setup(Run& run) {
                                     : c.recompute == "gelu" ? Recompute::gelu
                                                             : Recompute::none;
         model_make(m, config, run.mesh.tp, c.sp, recompute, c.micro_batch, c.seq);
+        if (c.sample_every > 0) prompt_tokens(run);
         if (c.check_data) {
             tokens_check_all(run.train, config.vocab);
             tokens_check_all(run.val, config.vocab);
@@ -692,6 +703,7 @@ void run_setup(Run& run) {
         nlohmann::json record = run_record(run_config_json(c), world.size, run.mesh.dp.size);
         record["model"] = model_config_to_json(config);
         record["parameters"] = m.table.full_size;
+        if (!c.trace.empty()) trace_write(c.trace, {});  // an empty one, so that a path that cannot be written is known now
         run.log = run_log_open(c.log, record, checkpoint.empty() ? -1 : run.state.step);
     });
     run.sgemm_gflops = all_reduce_max(world, op::sgemm_rate_measure(int(m.N), 3 * m.C_l, config.channels)) * world.size;
@@ -791,9 +803,10 @@ void run_validate(Run& run) {
 void run_sample(Run& run) {
     Model& m = run.model;
     const RunConfig& c = run.config;
-    const bool text = !run.tokenizer_path.empty();
-    std::vector<int> tokens = text ? tokenizer_encode(run.tokenizer, c.prompt) : std::vector<int>{m.config.vocab - 1};
-    sample(m, tokens, c.sample_tokens, c.temperature, c.top_k, c.seed ^ hash_name("sample") ^ uint64_t(run.state.step));
+    std::vector<int> tokens = prompt_tokens(run);
+    const bool text = !run.tokenizer_path.empty();  // then tokens beyond the tokenizer's, a model's padding, are not drawn
+    sample(m, tokens, c.sample_tokens, text ? tokenizer_vocab(run.tokenizer) : m.config.vocab, c.temperature, c.top_k,
+           c.seed ^ hash_name("sample") ^ uint64_t(run.state.step));
     if (run.mesh.world.rank != 0) return;
     std::string out;
     if (text) {

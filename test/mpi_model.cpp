@@ -156,7 +156,7 @@ TEST_CASE("samples are the same at every tp, and on every rank") {
     const int tp = comm_world().size;
     Trial reference(0, {"--micro-batch", "2"}), trial(tp, {"--micro-batch", "2"});
     std::vector<int> expected = {1}, tokens = {1};
-    sample(reference.model, expected, 40, 0.0f, 0, 3);
-    sample(trial.model, tokens, 40, 0.0f, 0, 3);
+    sample(reference.model, expected, 40, reference.model.config.vocab, 0.0f, 0, 3);
+    sample(trial.model, tokens, 40, trial.model.config.vocab, 0.0f, 0, 3);
     CHECK(tokens == expected);
 }

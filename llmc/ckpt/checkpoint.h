@@ -21,7 +21,6 @@ struct TrainedTensors {
     float *adam_m, *adam_v;  // null when only the weights are wanted
 };
 
-
 namespace checkpoint_detail {
 
 namespace fs = std::filesystem;
@@ -71,8 +70,9 @@ inline const TensorPlace& tensor_find(const TensorFiles& files, const Param& p, 
         place = files.tensors.find(prefix + p.name.substr(bare.size()));
     check(place != files.tensors.end(), "'%s' lacks the tensor '%s%s'", files.path.c_str(), prefix.c_str(), p.name.c_str());
     const std::vector<long> expected = param_file_shape(p), &found = place->second.info.shape;
-    check(found == expected, "'%s': tensor '%s' has shape %s, the config asks for %s", files.path.c_str(), place->first.c_str(),
-          shape_text(found).c_str(), shape_text(expected).c_str());
+    check(found == expected, "'%s': tensor '%s' has shape %s, the config asks for %s",
+          files.files[place->second.file].file.path.c_str(), place->first.c_str(), shape_text(found).c_str(),
+          shape_text(expected).c_str());
     return place->second;
 }
 
