@@ -31,7 +31,7 @@ $(error missing: $(MISSING). Run scripts/install_deps.sh, then make config)
 endif
 
 # No contraction and no fast-math: encoded bytes must be the same on every target.
-FLAGS := -std=c++20 -fopenmp -march=$(ARCH) -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror \
+FLAGS := -std=c++20 -fopenmp -march=$(ARCH) -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror -Wno-psabi \
          -I. $(BLAS_CFLAGS)
 LIBS  := $(BLAS_LIBS)
 ifeq ($(HAVE_MPI),)
