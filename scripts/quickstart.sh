@@ -29,10 +29,10 @@ run=(mpirun -np 2 ./train_gpt --tp 2 --tp-codec taco --threads 1 --model gpt2:d4
 
 echo "== Training: ${run[*]}"
 "${run[@]}" --steps 40 --warmup 0 --log $out/speed.jsonl > $out/speed.txt
-steps=$($python - "$seconds" < $out/speed.jsonl -c '
+steps=$($python -c '
 import json, statistics, sys
 ms = statistics.median([line["ms"] for line in map(json.loads, sys.stdin) if "ms" in line][10:])
-print(max(200, int(1e3 * float(sys.argv[1]) / ms) // 100 * 100))')
+print(max(200, int(1e3 * float(sys.argv[1]) / ms) // 100 * 100))' "$seconds" < $out/speed.jsonl)
 echo "$steps steps fit in $seconds seconds here"
 every=$((steps / 4))
 trained=$SECONDS
