@@ -465,8 +465,9 @@ void model_update(Model& m, const op::AdamW& hyper) {
     }
 }
 
-// Replicated parameters must be the same bits on all ranks, and everything must be over dp: one digest each, compared.
-void replicas_check(Model& m, Comm& dp) {
+// Replicated parameters must be the same bits over tp, and all parameters over dp: digests are compared. Collective; throws
+// on all ranks if any finds a difference.
+void replicas_check(Model& m, Mesh& mesh) {
     auto digest = [&](size_t count) {
         uint64_t hash = 0xcbf29ce484222325u;
         const uint32_t* words = reinterpret_cast<const uint32_t*>(m.params);
@@ -474,17 +475,16 @@ void replicas_check(Model& m, Comm& dp) {
         return hash;
     };
     for (auto [comm, count, what] :
-         {std::tuple(m.tp, m.table.replicated, "replicated parameters"), {&dp, m.table.local_size, "parameters"}}) {
+         {std::tuple(&mesh.tp, m.table.replicated, "replicated parameters"), {&mesh.dp, m.table.local_size, "parameters"}}) {
         if (comm->size == 1) continue;
-        std::vector<uint64_t> all(comm->size);
-        all[comm->rank] = digest(count);
-        Request request = all_gather_begin(*comm, all.data(), sizeof(uint64_t), m.stream);
-        request_finish(*comm, request, "replica check");
-        for (int r = 0; r < comm->size; r++) {
-            check(all[r] == all[0],
-                  "%s differ between %s ranks 0 and %d: they must be the same bits. Restart from the last checkpoint", what,
-                  comm->axis, r);
-        }
+        const std::vector<uint64_t> all = gather_values(*comm, digest(count), "replica check");
+        together(mesh.world, [&] {
+            for (int r = 0; r < comm->size; r++) {
+                check(all[r] == all[0],
+                      "%s differ between %s ranks 0 and %d: they must be the same bits. Restart from the last checkpoint", what,
+                      comm->axis, r);
+            }
+        });
     }
 }
 
@@ -769,7 +769,7 @@ StepRecord train_step(Run& run) {
     model_update(m, hyper);
     run.state.step++;
     run.state.sequences += c.global_batch;
-    if (c.check_replicas > 0 && run.state.step % c.check_replicas == 0) replicas_check(m, mesh.dp);
+    if (c.check_replicas > 0 && run.state.step % c.check_replicas == 0) replicas_check(m, mesh);
 
     const double seconds = seconds_now() - begin;
     const double flops_token = 6.0 * double(m.table.full_size - size_t(m.config.positions) * m.config.channels) +

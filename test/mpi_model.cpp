@@ -123,7 +123,7 @@ TEST_CASE("data parallel and gradient accumulation are one rank's run") {
     for (const char* micro : {"2", "4"}) {
         Trial trial(tp, {"--micro-batch", micro, "--global-batch", batch});
         CHECK(relative_worst(trial.losses(20), expected) <= 3e-6);
-        replicas_check(trial.model, trial.mesh.dp);
+        replicas_check(trial.model, trial.mesh);
     }
 }
 
@@ -138,7 +138,7 @@ TEST_CASE("replicated parameters stay the same bits with every codec, and the ru
             CAPTURE(sp);
             Trial trial(tp, {"--micro-batch", "2", "--tp-codec", codec, "--sp", sp, "--snr-every", "10"});
             const std::vector<double> losses = trial.losses(50);
-            CHECK_NOTHROW(replicas_check(trial.model, trial.mesh.dp));
+            CHECK_NOTHROW(replicas_check(trial.model, trial.mesh));
             CHECK(std::abs(losses[49] / expected[49] - 1) < 0.05);
         }
     }
@@ -149,7 +149,7 @@ TEST_CASE("a replica that differs is found") {
     if (ranks == 1) return;
     Trial trial(ranks, {"--micro-batch", "2"});
     if (trial.mesh.tp.rank == ranks - 1) trial.model.params[5] += 1e-6f;
-    CHECK_THROWS_WITH_AS(replicas_check(trial.model, trial.mesh.dp), doctest::Contains("must be the same bits"), Error);
+    CHECK_THROWS_WITH_AS(replicas_check(trial.model, trial.mesh), doctest::Contains("must be the same bits"), Error);
 }
 
 TEST_CASE("samples are the same at every tp, and on every rank") {

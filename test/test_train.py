@@ -63,14 +63,13 @@ class Resume(ProgramTest):
     def test_checkpoint_of_tp2_goes_on_at_other_sizes(self):
         common = self.both + ["--steps", "40"]
         self.run_ok(common + ["--stop-step", "20", "--out", self.path("out"), "--tp", "2"], 2)
-        jobs = []
-        for tp, ranks in ((2, 2), (1, 1), (4, 4)):
-            jobs.append((common + ["--resume", self.path("out"), "--log", self.path("tp%d.jsonl" % tp), "--tp", str(tp)], ranks))
+        jobs = [(common + ["--log", self.path("stayed.jsonl"), "--tp", "2"], 2)]
+        for tp in (1, 4):
+            jobs.append((common + ["--resume", self.path("out"), "--log", self.path("tp%d.jsonl" % tp), "--tp", str(tp)], tp))
         jobs.append((common + ["--resume", self.path("out"), "--log", self.path("dp2.jsonl"), "--micro-batch", "2"], 2))
         for done in run_all(jobs):
             self.assertEqual(done.status, 0, tail(done.stderr))
-        stayed = losses(self.path("tp2.jsonl"))
-        self.assertEqual(sorted(stayed), list(range(21, 41)))
+        stayed = {step: loss for step, loss in losses(self.path("stayed.jsonl")).items() if step > 20}
         for other in ("tp1", "tp4", "dp2"):
             moved = losses(self.path(other + ".jsonl"))
             self.assertEqual(sorted(moved), sorted(stayed))
