@@ -885,9 +885,10 @@ int main(int argc, char** argv) {
         Comm world = comm_world();
         rank = world.rank;
         Command command;
+        const int ranks_on_host = comm_ranks_on_host(world);
         together(world, [&] {
             command = run_config_parse(argc, argv);
-            if (command.action != Command::help) run_config_resolve(command.config, world.size, comm_ranks_on_host(world));
+            if (command.action != Command::help) run_config_resolve(command.config, world.size, ranks_on_host);
         });
         if (command.action == Command::help) {
             if (rank == 0) fputs(run_config_help().c_str(), stdout);
