@@ -45,7 +45,7 @@ inline void vector_sweep(size_t first, size_t end, F element, const T*... arrays
 template <class F, class... T>
 inline void parallel_sweep(size_t n, F element, const T*... arrays) {
     constexpr size_t piece = 4096;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n > piece)
     for (size_t first = 0; first < n; first += piece) vector_sweep(first, std::min(n, first + piece), element, arrays...);
 }
 
