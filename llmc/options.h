@@ -230,7 +230,11 @@ inline void codec_check(const std::string& spec, const std::string& where) {
 inline std::string boundaries_text() {
     std::string text;
     for (const char* suffix : {".fwd", ".bwd"}) {
-        for (const char* place : boundary_places) text += (text.empty() ? "" : " ") + std::string(place) + suffix;
+        for (const char* place : boundary_places) {
+            if (!text.empty()) text += ' ';
+            text += place;
+            text += suffix;
+        }
     }
     return text;
 }
