@@ -142,7 +142,9 @@ TEST_CASE("every option of the command line reaches its field") {
                                 "--log",
                                 "l.jsonl",
                                 "--trace",
-                                "t.json"});
+                                "t.json",
+                                "--print-every",
+                                "7"});
     CHECK(c.model == "gpt2:d6,c=384");
     CHECK(c.recompute == "block");
     CHECK(c.train == "t.bin");
@@ -189,6 +191,7 @@ TEST_CASE("every option of the command line reaches its field") {
     CHECK(c.resume == "ckpt");
     CHECK(c.log == "l.jsonl");
     CHECK(c.trace == "t.json");
+    CHECK(c.print_every == 7);
 
     // The list above leaves none out, and no two options share a field.
     const nlohmann::json set = run_config_json(c), defaults = run_config_json(RunConfig());
