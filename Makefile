@@ -44,7 +44,7 @@ FLAGS += -DOMPI_SKIP_MPICXX=1 $(MPI_CFLAGS)
 LIBS  += $(MPI_LIBS)
 endif
 ifneq ($(SANITIZE),)
-FLAGS += -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wno-maybe-uninitialized
+FLAGS += -g1 -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wno-maybe-uninitialized
 else
 FLAGS += -O3
 endif
