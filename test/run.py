@@ -24,6 +24,7 @@ RANKS = {  # how many ranks a multi-rank test runs on; DEFAULT_RANKS for the one
 DEFAULT_RANKS = [1, 2, 3, 4, 8]
 SANITIZER_RANKS = [2, 3]
 SECONDS = {  # time limits; DEFAULT_SECONDS for the ones not named here. The sanitizer build has three times as much.
+    "test_failures.py": 600, "test_train.py": 600,  # a hundred small runs, which wait for cores on a busy machine
 }
 DEFAULT_SECONDS = 240
 NOT_SANITIZED = {  # name: why

@@ -303,6 +303,7 @@ CODEC_FN Scales scales_load(const Codec& c, const uint8_t* wire, size_t groups, 
 
 // A whole stripe. Returns the number of groups that are not finite; none and bf16 have no groups and count nothing.
 inline size_t codec_encode(const Codec& c, uint8_t* wire, const float* x, size_t n, const RoundingKey& key) {
+    if (n == 0) return 0;  // an empty stripe may have no address
     if (c.kind == Codec::none) memcpy(wire, x, 4 * n);
     if (c.kind == Codec::bf16)
         for (size_t i = 0; i < n; i++) {
@@ -323,6 +324,7 @@ inline size_t codec_encode(const Codec& c, uint8_t* wire, const float* x, size_t
 }
 
 inline void codec_decode(const Codec& c, float* x, const uint8_t* wire, size_t n) {
+    if (n == 0) return;
     if (c.kind == Codec::none) memcpy(x, wire, 4 * n);
     if (c.kind == Codec::bf16)
         for (size_t i = 0; i < n; i++) {
