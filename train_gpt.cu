@@ -119,7 +119,6 @@ enum class Recompute { none, gelu, block };
 struct Model {
     ModelConfig config;
     Recompute recompute = Recompute::none;
-    int B_max, T_max;              // the micro-batch the arena is planned for
     int C_l, NH_l, HS, F_l, V_l;   // local sizes
     int vocab_first, vocab_valid;  // the rows [first, first + valid) of the vocabulary are here; V_l - valid are padding
     int head_chunk;                // tokens whose logits are in memory at a time
@@ -152,17 +151,15 @@ void model_set_batch(Model& m, int B, int T) {
 }
 
 // Lays out all memory of a run in the arena: called once to count and once to place.
-void model_plan(Model& m, bool training) {
+void model_plan(Model& m) {
     Arena& arena = m.arena;
     Activations& a = m.act;
     const long C = m.config.channels, N = m.N, n = m.n, stripe = N / m.tp->size * C;
     const size_t size = m.table.local_size;
     m.params = arena_take<floatX>(arena, size, "parameters");
-    if (training) {
-        m.grads = arena_take<float>(arena, size, "gradients");
-        m.adam_m = arena_take<float>(arena, size, "AdamW m, v");
-        m.adam_v = arena_take<float>(arena, size, "AdamW m, v");
-    }
+    m.grads = arena_take<float>(arena, size, "gradients");
+    m.adam_m = arena_take<float>(arena, size, "AdamW m, v");
+    m.adam_v = arena_take<float>(arena, size, "AdamW m, v");
     auto kept_input = [&](BoundaryId id, const char* label) {
         return arena_take<uint8_t>(arena, m.gathers ? gather_wire_bytes(m.boundaries, id, stripe) : N * C * sizeof(floatX),
                                    label);
@@ -171,9 +168,9 @@ void model_plan(Model& m, bool training) {
     for (int l = 0; l < m.config.layers; l++) {
         LayerActivations& s = a.layer[l];
         const char* label = "activations";
-        if (l > 0 && (m.recompute == Recompute::block || !training)) {
+        if (l > 0 && m.recompute == Recompute::block) {
             s = a.layer[0];  // one set serves all blocks
-            if (training) s.x = arena_take<floatX>(arena, n * C, label);
+            s.x = arena_take<floatX>(arena, n * C, label);
             continue;
         }
         s.x = arena_take<floatX>(arena, n * C, label);
@@ -193,7 +190,7 @@ void model_plan(Model& m, bool training) {
     const char* label = "buffers";
     a.ids = arena_take<int>(arena, N, label);
     a.targets = arena_take<int>(arena, N, label);
-    a.x_out = training ? arena_take<floatX>(arena, n * C, label) : a.layer[0].x;
+    a.x_out = arena_take<floatX>(arena, n * C, label);
     a.meanf = arena_take<float>(arena, n, label);
     a.rstdf = arena_take<float>(arena, n, label);
     a.head_in = kept_input(head_fwd, label);
@@ -202,12 +199,10 @@ void model_plan(Model& m, bool training) {
     a.gathered = m.gathers ? arena_take<floatX>(arena, N * C, label) : nullptr;
     a.reduced = m.gathers ? arena_take<floatX>(arena, n * C, label) : a.partial;
     a.losses = arena_take<float>(arena, N, label);
-    if (training) {
-        a.dx = arena_take<floatX>(arena, n * C, label);
-        a.dfc = arena_take<floatX>(arena, N * m.F_l, label);
-        a.dqkv = arena_take<floatX>(arena, N * 3 * m.C_l, label);
-        a.datt = arena_take<floatX>(arena, N * m.C_l, label);
-    }
+    a.dx = arena_take<floatX>(arena, n * C, label);
+    a.dfc = arena_take<floatX>(arena, N * m.F_l, label);
+    a.dqkv = arena_take<floatX>(arena, N * 3 * m.C_l, label);
+    a.datt = arena_take<floatX>(arena, N * m.C_l, label);
     a.logits = arena_take<floatX>(arena, size_t(m.head_chunk) * m.V_l, "logits");
     a.stats = arena_take<float>(arena, size_t(m.tp->size) * m.head_chunk * 3, "logits");
     if (m.gathers) {
@@ -220,10 +215,8 @@ void model_plan(Model& m, bool training) {
     m.boundaries.workspace = a.workspace;
 }
 
-// Allocates everything for micro-batches of B x T. `boundaries` is configured; weights are not set yet. Without
-// `training` there are no gradients and no optimizer, and blocks share their activations.
-void model_make(Model& m, const ModelConfig& config, Comm& tp, bool sequence_parallel, Recompute recompute, int B, int T,
-                bool training = true) {
+// Allocates everything for micro-batches of B x T. `boundaries` is configured; weights are not set yet.
+void model_make(Model& m, const ModelConfig& config, Comm& tp, bool sequence_parallel, Recompute recompute, int B, int T) {
     check(long(B) * T % tp.size == 0, "--micro-batch %d x --seq %d = %ld tokens do not divide over --tp %d", B, T, long(B) * T,
           tp.size);
     check(T <= config.positions, "--seq %d is longer than the model's %d positions", T, config.positions);
@@ -240,16 +233,14 @@ void model_make(Model& m, const ModelConfig& config, Comm& tp, bool sequence_par
     m.V_l = int(vocab_rows(config.vocab, tp.size));
     m.vocab_first = tp.rank * m.V_l;
     m.vocab_valid = std::clamp(config.vocab - m.vocab_first, 0, m.V_l);
-    m.B_max = B;
-    m.T_max = T;
     const long chunk_bytes = 64L << 20;  // a large vocabulary's logits would dwarf all other activations
     m.head_chunk = int(std::clamp(chunk_bytes / (m.V_l * long(sizeof(floatX))), 1L, long(B) * T));
     model_set_batch(m, B, T);
-    model_plan(m, training);
+    model_plan(m);
     arena_allocate(m.arena);
-    model_plan(m, training);
+    model_plan(m);
     m.w = weights_bind(m.table, config, m.params);
-    if (training) m.g = weights_bind(m.table, config, m.grads);
+    m.g = weights_bind(m.table, config, m.grads);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -711,6 +702,7 @@ void run_setup(Run& run) {
         plan_print(run);
         if (!checkpoint.empty()) printf("resumed from %s\n", checkpoint.c_str());
     }
+    barrier(world);  // the timelines of all ranks begin together
     run.trace = trace_make(world.rank);
     if (!c.trace.empty()) m.trace = m.boundaries.trace = &run.trace;
 }
