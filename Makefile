@@ -78,7 +78,7 @@ bench: all dev  ## speed of a training step against sgemm and PyTorch, two model
 	@scripts/bench_cpu.sh
 
 bench-codec: $B/dev/bench_codec  ## GB/s of each codec on one core, against memcpy
-	@$<
+	@OMP_NUM_THREADS=1 $<
 
 config:  ## looks again for compilers and libraries and says what was found
 	@scripts/configure.sh
