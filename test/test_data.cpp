@@ -12,22 +12,11 @@
 
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokens.h"
+#include "temp_dir.h"
 
 namespace {
 
 namespace fs = std::filesystem;
-
-struct TempDir {
-    std::string path;
-    TempDir() {
-        std::string name = (fs::temp_directory_path() / "test_data_XXXXXX").string();
-        path = mkdtemp(name.data());
-    }
-    ~TempDir() { fs::remove_all(path); }
-    std::string operator/(const std::string& name) const { return path + "/" + name; }
-};
-
-void file_write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 std::string file_read(const std::string& path) {
     std::ifstream in(path, std::ios::binary);

@@ -9,23 +9,12 @@
 #include <limits>
 
 #include "llmc/ckpt/safetensors.h"
+#include "temp_dir.h"
 
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-struct TempDir {
-    std::string path;
-    TempDir() {
-        std::string name = (fs::temp_directory_path() / "test_safetensors_XXXXXX").string();
-        path = mkdtemp(name.data());
-    }
-    ~TempDir() { fs::remove_all(path); }
-    std::string operator/(const std::string& name) const { return path + "/" + name; }
-};
-
-void file_write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 // A file from any text as header and any number of data bytes.
 void raw_write(const std::string& path, const std::string& header, size_t data_bytes) {
