@@ -12,6 +12,7 @@
 
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokens.h"
+#include "refused.h"
 #include "temp_dir.h"
 
 namespace {
@@ -37,18 +38,6 @@ std::vector<uint16_t> counted(size_t n, int begin = 0) {
     std::vector<uint16_t> ids(n);
     std::iota(ids.begin(), ids.end(), uint16_t(begin));
     return ids;
-}
-
-// The call must throw an Error whose text holds all the words.
-void refused(const std::function<void()>& call, const std::vector<std::string>& words) {
-    std::string text;
-    try {
-        call();
-    } catch (const Error& e) {
-        text = e.what();
-    }
-    REQUIRE_MESSAGE(!text.empty(), "nothing was refused");
-    for (const auto& word : words) CHECK_MESSAGE(text.find(word) != std::string::npos, text << "\nhas no \"" << word << "\"");
 }
 
 void open_refused(const std::string& pattern, int T, const std::vector<std::string>& words) {

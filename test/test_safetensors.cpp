@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "llmc/ckpt/safetensors.h"
+#include "refused.h"
 #include "temp_dir.h"
 
 namespace {
@@ -24,17 +25,6 @@ void raw_write(const std::string& path, const std::string& header, size_t data_b
 
 std::string entry(const std::string& dtype, const std::string& shape, const std::string& offsets) {
     return R"({"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
-}
-
-void refused(const std::function<void()>& call, const std::vector<std::string>& words) {
-    std::string text;
-    try {
-        call();
-    } catch (const Error& e) {
-        text = e.what();
-    }
-    REQUIRE_MESSAGE(!text.empty(), "nothing was refused");
-    for (const auto& word : words) CHECK_MESSAGE(text.find(word) != std::string::npos, text << "\nhas no \"" << word << "\"");
 }
 
 // Tensors filled with their global index + 1000 x tensor number.
