@@ -17,24 +17,16 @@
 #include "llmc/comm/boundary.h"
 #include "llmc/comm/mesh.h"
 #include "llmc/config.h"
-#include "llmc/cpu/attention.h"
-#include "llmc/cpu/classifier.h"
-#include "llmc/cpu/embedding.h"
-#include "llmc/cpu/gelu.h"
-#include "llmc/cpu/layernorm.h"
-#include "llmc/cpu/matmul.h"
-#include "llmc/cpu/optimizer.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/data/tokens.h"
 #include "llmc/device.h"
 #include "llmc/log.h"
+#include "llmc/ops.h"
 #include "llmc/options.h"
 #include "llmc/params.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/trace.h"
-
-namespace op = cpu;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and activations
@@ -447,11 +439,11 @@ double gradients_norm(Model& m) {
 }
 
 // One AdamW step, `step` counted from 1; gradients are scaled by grad_scale on the way. Returns nothing: params, m, v.
-void model_update(Model& m, const op::AdamW& hyper) {
+void model_update(Model& m, const AdamW& hyper) {
     for (const Param& p : m.table.list) {
-        op::AdamW own = hyper;
+        AdamW own = hyper;
         if (!p.decay) own.weight_decay = 0.0f;
-        op::adamw_update(m.params + p.offset, m.grads + p.offset, m.adam_m + p.offset, m.adam_v + p.offset, p.local_size(), own,
+        op::adamw_update(m.params + p.offset, nullptr, m.grads + p.offset, m.adam_m + p.offset, m.adam_v + p.offset, p.local_size(), own,
                          m.stream);
     }
 }
@@ -750,7 +742,7 @@ StepRecord train_step(Run& run) {
                         "checkpoint; lower --lr, raise --warmup, or look at the boundaries' codecs",
                         record.step, record.loss, record.norm));
     }
-    op::AdamW hyper{};
+    AdamW hyper{};
     hyper.lr = float(record.lr);
     hyper.beta1 = c.beta1;
     hyper.beta2 = c.beta2;

@@ -1,32 +1,19 @@
-// The device seam: streams and memory. Whatever differs between a GPU and a CPU, bar collectives (`comm/`), is behind it.
+// The device seam: streams, events and memory. Whatever differs between a GPU and a CPU, bar collectives (`comm/`) and the
+// ops, is behind it: llmc/cpu/device.h, llmc/cuda/device.cuh.
 //
-// On the cpu target work is done when a call returns, so a Stream carries nothing.
+//   device_upload, device_download   between host and device; return when the host's memory may be touched
+//   device_copy, device_zero         on the device, in the order of the stream
+//   event_record, stream_wait        order streams among each other
 #pragma once
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstddef>
-#include <cstring>
 #include <string>
 #include <vector>
 
-#include "llmc/check.h"
-
-struct Stream {};
-
-// Zeroed memory of the device, `bytes` long. Large pages where the system has them: the optimizer's sweep over all
-// parameters is bound by memory, and small pages cost it a TLB miss every 4 KB.
-inline void* device_allocate(size_t bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    check(memory != MAP_FAILED, "cannot allocate %.1f MiB of memory: use a smaller model, --micro-batch or --seq, or more ranks",
-          double(bytes) / (1 << 20));
-    madvise(memory, bytes, MADV_HUGEPAGE);
-    return memory;
-}
-
-inline void device_free(void* memory, size_t bytes) { munmap(memory, bytes); }
-inline void device_copy(void* to, const void* from, size_t bytes, Stream) { std::memcpy(to, from, bytes); }
-inline void device_zero(void* memory, size_t bytes, Stream) { std::memset(memory, 0, bytes); }
+#ifdef LLMC_CUDA
+#include "llmc/cuda/device.cuh"
+#else
+#include "llmc/cpu/device.h"
+#endif
 
 // One block of memory for everything, planned up front. The function that lays it out runs twice: first on an arena
 // without memory, which only counts, then, after `arena_allocate`, on the real one. Both passes take the same pieces.

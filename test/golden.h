@@ -26,9 +26,9 @@ struct Golden {
     std::vector<float> floats(const std::string& name) const { return values<float>(name); }
     std::vector<int> ints(const std::string& name) const { return values<int>(name); }
     double loss() const { return values<double>("loss")[0]; }
-    cpu::AdamW adamw() const {
+    AdamW adamw() const {
         const auto json = nlohmann::json::parse(file.metadata.at("adamw"));
-        cpu::AdamW hyper{};
+        AdamW hyper{};
         hyper.lr = json["lr"];
         hyper.beta1 = json["beta1"];
         hyper.beta2 = json["beta2"];

@@ -79,7 +79,7 @@ TEST_CASE("ten steps of AdamW") {
         CAPTURE(name);
         OneRank one(name, Recompute::none);
         Model& m = one.m;
-        op::AdamW hyper = one.golden.adamw();
+        AdamW hyper = one.golden.adamw();
         for (hyper.step = 1; hyper.step <= 10; hyper.step++) {
             model_forward_backward(m, 1.0f / float(m.N), false);
             model_update(m, hyper);
@@ -96,10 +96,10 @@ TEST_CASE("AdamW alone, fed the oracle's gradients, at eps 1e-8") {
         CAPTURE(name);
         std::vector<float> p = golden.floats("param." + name), m(p.size()), v(p.size());
         const std::vector<float> grads = golden.floats("grad." + name);
-        op::AdamW hyper = golden.adamw();
+        AdamW hyper = golden.adamw();
         if (golden.shape("param." + name).size() == 1) hyper.weight_decay = 0;
         for (hyper.step = 1; hyper.step <= 10; hyper.step++) {
-            op::adamw_update(p.data(), grads.data() + (hyper.step - 1) * p.size(), m.data(), v.data(), p.size(), hyper, Stream{});
+            op::adamw_update(p.data(), nullptr, grads.data() + (hyper.step - 1) * p.size(), m.data(), v.data(), p.size(), hyper, Stream{});
         }
         const std::vector<float> expected = golden.floats("adam10." + name);
         double worst = 0;

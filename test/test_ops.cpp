@@ -445,10 +445,10 @@ TEST_CASE("AdamW over ten steps, eps 1e-8") {
         on_threads([&] {
             Floats p = random_floats(n, 1), m(n), v(n);
             Doubles p_reference(p.begin(), p.end()), m_reference(n), v_reference(n);
-            cpu::AdamW hyper{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0};
+            AdamW hyper{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, 0};
             for (hyper.step = 1; hyper.step <= 10; hyper.step++) {
                 const Floats g = random_floats(n, unsigned(hyper.step), 1e-3f);
-                cpu::adamw_update(p.data(), g.data(), m.data(), v.data(), n, hyper, stream);
+                cpu::adamw_update(p.data(), nullptr, g.data(), m.data(), v.data(), n, hyper, stream);
                 for (size_t i = 0; i < n; i++) {
                     const double grad = 0.5 * g[i], step = double(hyper.step);
                     p_reference[i] *= 1 - 1e-3 * 0.1;

@@ -31,7 +31,7 @@ void step_run(Model& m, Comm& dp, long step) {
     gradients_reduce(m, dp);
     const double norm = gradients_norm(m);
     check(std::isfinite(loss) && std::isfinite(norm), "step %ld: the loss is %g, the gradient's norm %g", step, loss, norm);
-    op::AdamW hyper{};
+    AdamW hyper{};
     hyper.lr = 6e-4f;
     hyper.beta1 = 0.9f;
     hyper.beta2 = 0.95f;

@@ -26,7 +26,6 @@
 #include "llmc/check.h"
 #include "llmc/cpu/vecmath.h"
 #include "llmc/device.h"
-#include "llmc/dtype.h"
 
 namespace cpu {
 namespace tile {
@@ -220,7 +219,7 @@ inline void attention_shape_check(int B, int T, int NH, int NKV, int HS) {
 
 // One block of queries of one head: q, k, v are the head's first rows, `row` apart. S is held as [key, query], so that the
 // softmax runs down columns, a query in each lane.
-inline void attention_forward_block(floatX* out, long out_row, float* lse, const floatX* q, const floatX* k, const floatX* v,
+inline void attention_forward_block(float* out, long out_row, float* lse, const float* q, const float* k, const float* v,
                                     long row, int q0, int T, int HS, float* scratch) {
     using namespace tile;
     const int padded = round_up(HS, lanes), queries = std::min(block, T - q0);
@@ -283,7 +282,7 @@ inline void attention_forward_block(floatX* out, long out_row, float* lse, const
         const Rows<const float> values = whole_vectors(padded_v, v + k0 * row, row, keys, HS);
         for (int j = 0; j < queries; j += panel_rows) {
             const int rows = std::min(panel_rows, queries - j);
-            floatX* out_at = out + (q0 + j) * out_row;
+            float* out_at = out + (q0 + j) * out_row;
             if (diagonal) prefetch<true>(out_at, out_row, rows, HS);
             panel_multiply(sum_out + j * padded, padded, p + j, 1, block, values.at, values.row, rows, padded,
                            diagonal ? std::min(keys, j + panel_rows) : keys, k0 > 0);
@@ -297,7 +296,7 @@ inline void attention_forward_block(floatX* out, long out_row, float* lse, const
     for (int j = 0; j < queries; j++) lse[q0 + j] = max[j] * scale + std::log(sum[j]);
 }
 
-inline void attention_forward(floatX* out, float* lse, const floatX* qkv, int B, int T, int NH, int NKV, int HS, Stream) {
+inline void attention_forward(float* out, float* lse, const float* qkv, int B, int T, int NH, int NKV, int HS, Stream) {
     attention_shape_check(B, T, NH, NKV, HS);
     const long row = long(NH + 2 * NKV) * HS, out_row = long(NH) * HS;
     const int blocks = (T + tile::block - 1) / tile::block;
@@ -307,8 +306,8 @@ inline void attention_forward(floatX* out, float* lse, const floatX* qkv, int B,
     for (int late = 0; late < blocks; late++) {
         for (long i = 0; i < long(B) * NH; i++) {
             const long b = i / NH, h = i % NH;
-            const floatX* token = qkv + b * T * row;
-            const floatX* k = token + (NH + h / (NH / NKV)) * HS;
+            const float* token = qkv + b * T * row;
+            const float* k = token + (NH + h / (NH / NKV)) * HS;
             attention_forward_block(out + b * T * out_row + h * HS, out_row, lse + i * T, token + h * HS, k, k + long(NKV) * HS,
                                     row, (blocks - 1 - late) * tile::block, T, HS, scratch.mine());
         }
@@ -373,8 +372,8 @@ inline void attention_backward_tile(const AttentionTile& t, float* p, float* ds)
 }
 
 // One key head of one sequence and the `group` query heads that read it.
-inline void attention_backward_head(floatX* dq, floatX* dk, floatX* dv, const floatX* dout, const floatX* out, long out_row,
-                                    const float* lse, const floatX* q, const floatX* k, const floatX* v, long row, int T, int HS,
+inline void attention_backward_head(float* dq, float* dk, float* dv, const float* dout, const float* out, long out_row,
+                                    const float* lse, const float* q, const float* k, const float* v, long row, int T, int HS,
                                     int group, float* scratch) {
     using namespace tile;
     const int padded = round_up(HS, lanes), padded_tile = block * padded;
@@ -400,7 +399,7 @@ inline void attention_backward_head(floatX* dq, floatX* dk, floatX* dv, const fl
         t.dv = whole ? Rows<float>{dv + k0 * row, row} : Rows<float>{padded_dv, padded};
         for (int g = 0; g < group; g++) {
             for (int q0 = k0; q0 < T; q0 += block) {
-                floatX* dq_at = dq + q0 * row + g * HS;
+                float* dq_at = dq + q0 * row + g * HS;
                 t.queries = std::min(block, T - q0);
                 t.diagonal = q0 == k0;
                 t.first_of_queries = k0 == 0;
@@ -421,7 +420,7 @@ inline void attention_backward_head(floatX* dq, floatX* dk, floatX* dv, const fl
     }
 }
 
-inline void attention_backward(floatX* dqkv, const floatX* dout, const floatX* out, const float* lse, const floatX* qkv, int B,
+inline void attention_backward(float* dqkv, const float* dout, const float* out, const float* lse, const float* qkv, int B,
                                int T, int NH, int NKV, int HS, Stream) {
     attention_shape_check(B, T, NH, NKV, HS);
     const long row = long(NH + 2 * NKV) * HS, out_row = long(NH) * HS;

@@ -13,7 +13,6 @@
 
 #include "llmc/cpu/vecmath.h"
 #include "llmc/device.h"
-#include "llmc/dtype.h"
 
 namespace cpu {
 
@@ -25,14 +24,14 @@ struct ClassifierSum {
 };
 
 // Statistics [N, 3]: the largest logit here, sum of exp(x - max), the target's logit (-inf where it is not here).
-inline void classifier_local(float* stats, const floatX* logits, const int* targets, int first_row, int valid_rows, int rows,
+inline void classifier_local(float* stats, const float* logits, const int* targets, int first_row, int valid_rows, int rows,
                              long N, Stream) {
     const long pieces = (valid_rows + classifier_piece - 1) / classifier_piece;
     std::vector<ClassifierSum> sums(size_t(N) * pieces);
 #pragma omp parallel for schedule(static)
     for (long work = 0; work < N * pieces; work++) {
         const int first = int(work % pieces) * classifier_piece;
-        const floatX* x = logits + work / pieces * rows + first;
+        const float* x = logits + work / pieces * rows + first;
         const int count = std::min(classifier_piece, valid_rows - first);
         const float max = lanes_max(count, [&](int j) { return x[j]; });
         sums[work] = {max, lanes_sum(count, [&](int j) { return exp_fast(x[j] - max); })};
@@ -52,7 +51,7 @@ inline void classifier_local(float* stats, const floatX* logits, const int* targ
 
 // losses [N], and dlogits [N, rows] in place of the logits; with scale 0 the logits stay. stats [tp, N, 3] are all ranks',
 // combined in their order: every rank gets the same bits.
-inline void classifier_finish(float* losses, floatX* logits, const float* stats, const int* targets, int first_row,
+inline void classifier_finish(float* losses, float* logits, const float* stats, const int* targets, int first_row,
                               int valid_rows, int rows, int tp, float scale, long N, Stream) {
     struct Token {
         float max;
@@ -79,11 +78,11 @@ inline void classifier_finish(float* losses, floatX* logits, const float* stats,
         const int valid = targets[i] < 0 ? 0 : std::clamp(valid_rows - first, 0, count);
         const int target = targets[i] - first_row - first;
         const float max = tokens[i].max, factor = tokens[i].factor;
-        floatX* x = logits + i * rows + first;
-        const floatX target_logit = target >= 0 && target < valid ? x[target] : 0.0f;
+        float* x = logits + i * rows + first;
+        const float target_logit = target >= 0 && target < valid ? x[target] : 0.0f;
         const auto element = [=](size_t j) { x[j] = exp_fast(x[j] - max) * factor; };
         vector_sweep(0, size_t(valid), element, x);
-        std::memset(x + valid, 0, (count - valid) * sizeof(floatX));
+        std::memset(x + valid, 0, (count - valid) * sizeof(float));
         if (target >= 0 && target < valid) x[target] = std::fma(exp_fast(target_logit - max), factor, -scale);
     }
 }

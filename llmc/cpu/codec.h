@@ -114,7 +114,7 @@ inline void block_decode_reduce(const CodecStripe& stripe, float* sum, const uin
 }
 
 // Returns the number of groups that hold a NaN or an infinity, or overflow.
-inline size_t codec_encode(const Codec& c, uint8_t* wire, const floatX* x, size_t n, const RoundingKey& key, Stream) {
+inline size_t codec_encode(const Codec& c, uint8_t* wire, const float* x, size_t n, const RoundingKey& key, Stream) {
     const CodecStripe stripe = codec_stripe(c, n, key);
     size_t not_finite = 0;
 #pragma omp parallel for schedule(static) reduction(+ : not_finite) if (n > codec_parallel_threshold)
@@ -123,14 +123,14 @@ inline size_t codec_encode(const Codec& c, uint8_t* wire, const floatX* x, size_
     return not_finite;
 }
 
-inline void codec_decode(const Codec& c, floatX* x, const uint8_t* wire, size_t n, Stream) {
+inline void codec_decode(const Codec& c, float* x, const uint8_t* wire, size_t n, Stream) {
     const CodecStripe stripe = codec_stripe(c, n, {});
 #pragma omp parallel for schedule(static) if (n > codec_parallel_threshold)
     for (size_t block = 0; block < stripe.blocks; block++) block_decode(stripe, x + block * codec_block, wire, block, false);
 }
 
 // out: [n] = the sum over peers; wires: [peers], null where own (float32) takes the place. out may be own.
-inline void codec_decode_reduce(const Codec& c, floatX* out, const uint8_t* const* wires, const floatX* own, int peers, size_t n,
+inline void codec_decode_reduce(const Codec& c, float* out, const uint8_t* const* wires, const float* own, int peers, size_t n,
                                 Stream) {
     const CodecStripe stripe = codec_stripe(c, n, {});
 #pragma omp parallel for schedule(static) if (n > codec_parallel_threshold)
@@ -142,7 +142,7 @@ inline void codec_decode_reduce(const Codec& c, floatX* out, const uint8_t* cons
 }
 
 // The same sum, encoded: wire as codec_encode would write it. Returns what codec_encode does.
-inline size_t codec_decode_reduce_encode(const Codec& c, uint8_t* wire, const uint8_t* const* wires, const floatX* own, int peers,
+inline size_t codec_decode_reduce_encode(const Codec& c, uint8_t* wire, const uint8_t* const* wires, const float* own, int peers,
                                          size_t n, const RoundingKey& key, Stream) {
     const CodecStripe stripe = codec_stripe(c, n, key);
     size_t not_finite = 0;

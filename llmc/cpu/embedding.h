@@ -7,26 +7,25 @@
 #include <cstring>
 
 #include "llmc/device.h"
-#include "llmc/dtype.h"
 
 namespace cpu {
 
 // out [N, C] = wte [rows, C] at ids [N].
-inline void embedding_forward(floatX* out, const int* ids, const floatX* wte, int first_row, int rows, long N, int C, Stream) {
+inline void embedding_forward(float* out, const int* ids, const float* wte, int first_row, int rows, long N, int C, Stream) {
 #pragma omp parallel for schedule(static)
     for (long i = 0; i < N; i++) {
         const int row = ids[i] - first_row;
         if (row >= 0 && row < rows) {
-            std::memcpy(out + i * C, wte + long(row) * C, C * sizeof(floatX));
+            std::memcpy(out + i * C, wte + long(row) * C, C * sizeof(float));
         } else {
-            std::memset(out + i * C, 0, C * sizeof(floatX));
+            std::memset(out + i * C, 0, C * sizeof(float));
         }
     }
 }
 
 // dwte [rows, C] += dout [N, C] at ids. A token can occur many times: threads own channels, not tokens, and add in the
 // order of the tokens, so the bits do not depend on the number of threads.
-inline void embedding_backward(float* dwte, const floatX* dout, const int* ids, int first_row, int rows, long N, int C, Stream) {
+inline void embedding_backward(float* dwte, const float* dout, const int* ids, int first_row, int rows, long N, int C, Stream) {
     const int share = (C + omp_get_max_threads() - 1) / omp_get_max_threads(), width = (share + 15) / 16 * 16;
 #pragma omp parallel for schedule(static)
     for (int first = 0; first < C; first += width) {
@@ -35,7 +34,7 @@ inline void embedding_backward(float* dwte, const floatX* dout, const int* ids, 
             const int row = ids[i] - first_row;
             if (row < 0 || row >= rows) continue;
             float* sum = dwte + long(row) * C + first;
-            const floatX* d = dout + i * C + first;
+            const float* d = dout + i * C + first;
 #pragma omp simd
             for (int j = 0; j < count; j++) sum[j] += d[j];
         }
@@ -43,18 +42,18 @@ inline void embedding_backward(float* dwte, const floatX* dout, const int* ids, 
 }
 
 // x [n, C] += wpe [positions, C] at (first_token + i) % T: the tokens here are a stripe of the flattened batch.
-inline void position_forward(floatX* x, const floatX* wpe, long first_token, long n, int T, int C, Stream) {
+inline void position_forward(float* x, const float* wpe, long first_token, long n, int T, int C, Stream) {
 #pragma omp parallel for schedule(static)
     for (long i = 0; i < n; i++) {
-        floatX* row = x + i * C;
-        const floatX* add = wpe + (first_token + i) % T * C;
+        float* row = x + i * C;
+        const float* add = wpe + (first_token + i) % T * C;
 #pragma omp simd
         for (int j = 0; j < C; j++) row[j] += add[j];
     }
 }
 
 // dwpe [positions, C] (+)= dx [n, C]; positions without a token here get 0 (or stay, with `accumulate`).
-inline void position_backward(float* dwpe, const floatX* dx, long first_token, long n, int T, int C, int positions,
+inline void position_backward(float* dwpe, const float* dx, long first_token, long n, int T, int C, int positions,
                               bool accumulate, Stream) {
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < positions; t++) {
@@ -62,7 +61,7 @@ inline void position_backward(float* dwpe, const floatX* dx, long first_token, l
         if (!accumulate) std::memset(sum, 0, C * sizeof(float));
         if (t >= T) continue;
         for (long i = ((t - first_token) % T + T) % T; i < n; i += T) {
-            const floatX* d = dx + i * C;
+            const float* d = dx + i * C;
 #pragma omp simd
             for (int j = 0; j < C; j++) sum[j] += d[j];
         }

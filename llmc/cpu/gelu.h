@@ -9,7 +9,6 @@
 
 #include "llmc/cpu/vecmath.h"
 #include "llmc/device.h"
-#include "llmc/dtype.h"
 
 namespace cpu {
 
@@ -29,13 +28,13 @@ inline float gelu_slope(float x) {
     return std::fma(x * slope_2u, s * (e * s), s);
 }
 
-inline void gelu_forward(floatX* out, const floatX* inp, size_t n, Stream) {
+inline void gelu_forward(float* out, const float* inp, size_t n, Stream) {
     const auto element = [=](size_t i) { out[i] = gelu(inp[i]); };
     parallel_sweep(n, element, out, inp);
 }
 
 // dinp = dout gelu'(inp); dinp may be dout.
-inline void gelu_backward(floatX* dinp, const floatX* dout, const floatX* inp, size_t n, Stream) {
+inline void gelu_backward(float* dinp, const float* dout, const float* inp, size_t n, Stream) {
     const auto element = [=](size_t i) { dinp[i] = dout[i] * gelu_slope(inp[i]); };
     parallel_sweep(n, element, dout, inp);
 }

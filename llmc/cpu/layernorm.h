@@ -10,11 +10,10 @@
 
 #include "llmc/cpu/vecmath.h"
 #include "llmc/device.h"
-#include "llmc/dtype.h"
 
 namespace cpu {
 
-inline void layernorm_row(floatX* out, float* mean, float* rstd, const floatX* x, const floatX* weight, const floatX* bias, int C,
+inline void layernorm_row(float* out, float* mean, float* rstd, const float* x, const float* weight, const float* bias, int C,
                           float eps) {
     const float m = lanes_sum(C, [&](int j) { return x[j]; }) / float(C);
     const float variance = lanes_sum(C, [&](int j) { return (x[j] - m) * (x[j] - m); }) / float(C);
@@ -25,20 +24,20 @@ inline void layernorm_row(floatX* out, float* mean, float* rstd, const floatX* x
     for (int j = 0; j < C; j++) out[j] = std::fma((x[j] - m) * r, weight[j], bias[j]);
 }
 
-inline void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight, const floatX* bias,
+inline void layernorm_forward(float* out, float* mean, float* rstd, const float* inp, const float* weight, const float* bias,
                               long N, int C, float eps, Stream) {
 #pragma omp parallel for schedule(static)
     for (long i = 0; i < N; i++) layernorm_row(out + i * C, mean + i, rstd + i, inp + i * C, weight, bias, C, eps);
 }
 
 // residual [N, C] = a + b + add_bias [C] (null: none), out = layer norm of it.
-inline void residual_layernorm_forward(floatX* residual, floatX* out, float* mean, float* rstd, const floatX* a, const floatX* b,
-                                       const floatX* add_bias, const floatX* weight, const floatX* bias, long N, int C, float eps,
+inline void residual_layernorm_forward(float* residual, float* out, float* mean, float* rstd, const float* a, const float* b,
+                                       const float* add_bias, const float* weight, const float* bias, long N, int C, float eps,
                                        Stream) {
 #pragma omp parallel for schedule(static)
     for (long i = 0; i < N; i++) {
-        floatX* row = residual + i * C;
-        const floatX *a_row = a + i * C, *b_row = b + i * C;
+        float* row = residual + i * C;
+        const float *a_row = a + i * C, *b_row = b + i * C;
         if (add_bias) {
 #pragma omp simd
             for (int j = 0; j < C; j++) row[j] = a_row[j] + (b_row[j] + add_bias[j]);
@@ -53,8 +52,8 @@ inline void residual_layernorm_forward(floatX* residual, floatX* out, float* mea
 // With h = (x - mean) rstd and g = dout weight:  dinp += (g - mean(g) - h mean(g h)) rstd,  dweight (+)= sum dout h,
 // dbias (+)= sum dout. Each block of 32 rows sums its share in float32, the blocks are summed in double, in order: the
 // same bits at any number of threads.
-inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                               const floatX* weight, const float* mean, const float* rstd, long N, int C, bool accumulate,
+inline void layernorm_backward(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                               const float* weight, const float* mean, const float* rstd, long N, int C, bool accumulate,
                                Stream) {
     constexpr long block = 32;
     const long blocks = (N + block - 1) / block;
@@ -65,8 +64,8 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, const
         for (long b = 0; b < blocks; b++) {
             float *dw = &partial[size_t(b) * 2 * C], *db = dw + C;
             for (long i = b * block; i < std::min(N, (b + 1) * block); i++) {
-                const floatX *x = inp + i * C, *d = dout + i * C;
-                floatX* dx = dinp + i * C;
+                const float *x = inp + i * C, *d = dout + i * C;
+                float* dx = dinp + i * C;
                 const float m = mean[i], r = rstd[i];
                 const float g_mean = lanes_sum(C, [&](int j) { return d[j] * weight[j]; }) / float(C);
                 const float gh_mean = lanes_sum(C, [&](int j) { return d[j] * weight[j] * ((x[j] - m) * r); }) / float(C);

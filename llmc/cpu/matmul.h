@@ -13,13 +13,12 @@
 
 #include "llmc/cpu/gelu.h"
 #include "llmc/device.h"
-#include "llmc/dtype.h"
 
 namespace cpu {
 
 // dbias [C] = the sum of the rows of dout [N, C]. Eight rows at a time in float32, those sums in double: 2048 rows keep
 // float32's precision. Threads own columns, so the result does not depend on how many there are.
-inline void bias_backward(float* dbias, const floatX* dout, long N, int C, bool accumulate, Stream) {
+inline void bias_backward(float* dbias, const float* dout, long N, int C, bool accumulate, Stream) {
     constexpr int widest = 1024, group = 8;
     const int share = (C + omp_get_max_threads() - 1) / omp_get_max_threads();
     const int width = std::clamp((share + 15) / 16 * 16, 64, widest);
@@ -29,10 +28,10 @@ inline void bias_backward(float* dbias, const floatX* dout, long N, int C, bool 
         double sum[widest] = {};
         long i = 0;
         for (; i + group <= N; i += group) {
-            const floatX* row = dout + i * C + first;
+            const float* row = dout + i * C + first;
 #pragma omp simd
             for (int j = 0; j < count; j++) {
-                const floatX* x = row + j;
+                const float* x = row + j;
                 sum[j] += ((x[0] + x[C]) + (x[2L * C] + x[3L * C])) + ((x[4L * C] + x[5L * C]) + (x[6L * C] + x[7L * C]));
             }
         }
@@ -57,16 +56,16 @@ inline void rows_fill(float* x, const float* value, long rows, int columns) {
 }
 
 // out [N, OC] = inp [N, C] weight^T + bias (null: none). With pre_gelu [N, OC] that goes there, and out = gelu(pre_gelu).
-inline void matmul_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight, const floatX* bias, long N,
+inline void matmul_forward(float* out, float* pre_gelu, const float* inp, const float* weight, const float* bias, long N,
                            int C, int OC, Stream stream) {
-    floatX* product = pre_gelu ? pre_gelu : out;
+    float* product = pre_gelu ? pre_gelu : out;
     rows_fill(product, bias, N, OC);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, int(N), OC, C, 1.0f, inp, C, weight, C, 1.0f, product, OC);
     if (pre_gelu) gelu_forward(out, pre_gelu, size_t(N) * OC, stream);
 }
 
 // dinp [N, C] = dout [N, OC] weight [OC, C], times gelu'(pre_gelu) if pre_gelu [N, C] is given.
-inline void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX* weight, const floatX* pre_gelu, long N, int C,
+inline void matmul_backward_input(float* dinp, const float* dout, const float* weight, const float* pre_gelu, long N, int C,
                                   int OC, Stream stream) {
     rows_fill(dinp, nullptr, N, C);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, int(N), C, OC, 1.0f, dout, OC, weight, C, 1.0f, dinp, C);
@@ -74,7 +73,7 @@ inline void matmul_backward_input(floatX* dinp, const floatX* dout, const floatX
 }
 
 // dweight [OC, C] (+)= dout^T inp; dbias [OC] (null: not wanted) (+)= the sum of dout's rows.
-inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* inp, long N, int C, int OC,
+inline void matmul_backward_weight(float* dweight, float* dbias, const float* dout, const float* inp, long N, int C, int OC,
                                    bool accumulate, Stream stream) {
     if (!accumulate) rows_fill(dweight, nullptr, OC, C);
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, OC, C, int(N), 1.0f, dout, OC, inp, C, 1.0f, dweight, C);

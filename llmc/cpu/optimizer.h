@@ -10,17 +10,12 @@
 #include <cstddef>
 #include <vector>
 
+#include "llmc/adamw.h"
+#include "llmc/check.h"
 #include "llmc/cpu/vecmath.h"
 #include "llmc/device.h"
-#include "llmc/dtype.h"
 
 namespace cpu {
-
-struct AdamW {
-    float lr, beta1, beta2, eps, weight_decay;
-    float grad_scale;  // gradients are multiplied by it first (clipping)
-    long step;         // from 1
-};
 
 // Sum of x^2 in double. Blocks of fixed size are summed in lanes, their sums in order: the same bits at any number of threads.
 inline double global_norm_squared(const float* x, size_t n, Stream) {
@@ -44,7 +39,9 @@ inline double global_norm_squared(const float* x, size_t n, Stream) {
     return total;
 }
 
-inline void adamw_update(floatX* p, const float* g, float* m, float* v, size_t n, AdamW hyper, Stream) {
+// master must be null: float32 weights are their own.
+inline void adamw_update(float* p, float* master, const float* g, float* m, float* v, size_t n, AdamW hyper, Stream) {
+    check(!master, "adamw_update: float32 weights have no master copy, expected null");
     const double correction1 = 1.0 - std::pow(double(hyper.beta1), double(hyper.step));
     const double correction2 = 1.0 - std::pow(double(hyper.beta2), double(hyper.step));
     const float keep = float(1.0 - double(hyper.lr) * hyper.weight_decay);
