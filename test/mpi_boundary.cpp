@@ -58,7 +58,7 @@ struct Setup {
 std::vector<float> through_codec(const Codec& codec, const float* x, size_t n, const RoundingKey& key) {
     std::vector<uint8_t> wire(codec_bytes(codec, n));
     std::vector<float> out(n);
-    cpu::codec_encode(codec, wire.data(), x, n, key, {});
+    cpu::codec_encode(codec, wire.data(), x, n, key, nullptr, {});
     cpu::codec_decode(codec, out.data(), wire.data(), n, {});
     return out;
 }

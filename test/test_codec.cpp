@@ -23,6 +23,14 @@ static std::ifstream project_file(const std::string& path) {
     return file;
 }
 
+// cpu::codec_encode, with the number of groups that are not finite.
+static size_t encode(const Codec& c, std::vector<uint8_t>& wire, const std::vector<float>& x, const RoundingKey& key,
+                     size_t offset = 0) {
+    uint64_t nonfinite = 0;
+    cpu::codec_encode(c, wire.data() + offset, x.data(), x.size(), key, &nonfinite, {});
+    return nonfinite;
+}
+
 static std::vector<uint8_t> bytes_from_hex(const std::string& hex) {
     std::vector<uint8_t> bytes(hex.size() / 2);
     for (size_t i = 0; i < bytes.size(); i++) bytes[i] = uint8_t(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
@@ -56,7 +64,7 @@ TEST_CASE("vectors computed in float64 apart from the project") {
         const std::vector<float> x = floats_from_hex(c["input_f32_hex"]), expected = floats_from_hex(c["decoded_f32_hex"]);
         std::vector<uint8_t> wire(codec_bytes(codec, n));
         std::vector<float> decoded(n);
-        CHECK(cpu::codec_encode(codec, wire.data(), x.data(), n, {}, {}) == 0);
+        CHECK(encode(codec, wire, x, {}) == 0);
         cpu::codec_decode(codec, decoded.data(), wire.data(), n, {});
 
         std::vector<uint8_t> codes;
@@ -154,7 +162,7 @@ TEST_CASE("fast code gives the bytes and the floats of the definition") {
             for (const int threads : {1, 2}) {
                 omp_set_num_threads(threads);
                 std::fill(wire.begin() + 1, wire.end(), uint8_t(0xcd));
-                CHECK(cpu::codec_encode(codec, wire.data() + 1, x.data(), n, key, {}) == not_finite);
+                CHECK(encode(codec, wire, x, key, 1) == not_finite);
                 CHECK(wire == expected);
                 std::fill(decoded.begin() + 1, decoded.end(), 9.0f);
                 cpu::codec_decode(codec, decoded.data() + 1, wire.data() + 1, n, {});
@@ -174,7 +182,7 @@ TEST_CASE("reductions are the decoded values summed in rank order") {
             std::vector<float> own = wild_values(n, 64, 100 + me), sum(n), decoded(n);
             for (int peer = 0; peer < peers; peer++) {
                 const std::vector<float> x = wild_values(n, 64, 100 + uint64_t(peer));
-                cpu::codec_encode(codec, wires[size_t(peer)].data(), x.data(), n, {.rank = uint32_t(peer)}, {});
+                encode(codec, wires[size_t(peer)], x, {.rank = uint32_t(peer)});
                 cpu::codec_decode(codec, decoded.data(), wires[size_t(peer)].data(), n, {});
                 const std::vector<float>& from = peer == me ? own : decoded;
                 for (size_t i = 0; i < n; i++) sum[i] = peer == 0 ? from[i] : sum[i] + from[i];
@@ -182,7 +190,7 @@ TEST_CASE("reductions are the decoded values summed in rank order") {
             }
             const RoundingKey key = {.seed = 3, .rank = me};
             std::vector<uint8_t> expected(codec_bytes(codec, n)), wire(codec_bytes(codec, n));
-            const size_t not_finite = cpu::codec_encode(codec, expected.data(), sum.data(), n, key, {});
+            const uint64_t not_finite = encode(codec, expected, sum, key);
             for (const int threads : {1, 2}) {
                 omp_set_num_threads(threads);
                 std::vector<float> out = own;  // in place
@@ -191,8 +199,10 @@ TEST_CASE("reductions are the decoded values summed in rank order") {
                 for (size_t i = 0; i < n; i++)
                     wrong += spec::bits_of(out[i]) != spec::bits_of(sum[i]) && !(std::isnan(out[i]) && std::isnan(sum[i]));
                 CHECK(wrong == 0);
-                CHECK(cpu::codec_decode_reduce_encode(codec, wire.data(), wire_pointers.data(), own.data(), peers, n, key, {}) ==
-                      not_finite);
+                uint64_t counted = 0;
+                cpu::codec_decode_reduce_encode(codec, wire.data(), wire_pointers.data(), own.data(), peers, n, key, &counted,
+                                                {});
+                CHECK(counted == not_finite);
                 CHECK((wire == expected || codec.kind == Codec::none || codec.kind == Codec::bf16));
             }
         }
@@ -220,6 +230,32 @@ TEST_CASE("division by multiplication is correctly rounded") {
     }
     CHECK(wrong == 0);
 #endif
+}
+
+TEST_CASE("the error of a code is measured") {
+    for (const char* name : {"none", "bf16", "taco:g=64", "hadint5"}) {
+        CAPTURE(std::string(name));
+        const Codec codec = codec_parse(name);
+        for (const size_t n : {size_t(0), size_t(77), size_t(50000)}) {
+            std::vector<float> x(n), decoded(n);
+            for (size_t i = 0; i < n; i++) x[i] = uniform_from_bits(philox(9, i, 0)[0]) - 0.5f;
+            std::vector<uint8_t> wire(codec_bytes(codec, n));
+            encode(codec, wire, x, {});
+            cpu::codec_decode(codec, decoded.data(), wire.data(), n, {});
+            double signal = 1, noise = 2;
+            for (size_t i = 0; i < n; i++) signal += double(x[i]) * x[i], noise += std::pow(double(x[i]) - decoded[i], 2);
+            double first[2] = {};
+            for (const int threads : {1, 2}) {
+                omp_set_num_threads(threads);
+                double sums[2] = {1, 2};
+                cpu::codec_error_add(codec, sums, x.data(), wire.data(), n, {});
+                CHECK(std::abs(sums[0] - signal) <= 1e-12 * signal);
+                CHECK(std::abs(sums[1] - noise) <= 1e-12 * noise);
+                if (threads == 1) memcpy(first, sums, sizeof sums);
+                CHECK(memcmp(first, sums, sizeof sums) == 0);
+            }
+        }
+    }
 }
 
 // --- the definition
@@ -320,7 +356,7 @@ TEST_CASE("distortion is as published") {
         for (const Row& row : rows) {
             const Codec codec = codec_parse(row.codec);
             std::vector<uint8_t> wire(codec_bytes(codec, n));
-            cpu::codec_encode(codec, wire.data(), x.data(), n, {}, {});
+            encode(codec, wire, x, {});
             cpu::codec_decode(codec, decoded.data(), wire.data(), n, {});
             double signal[2] = {}, noise[2] = {};
             for (size_t i = 0; i < n; i++) {
@@ -346,7 +382,7 @@ TEST_CASE("zeros, tiny, huge and broken groups") {
         std::vector<float> x(n), decoded(n);
         std::vector<uint8_t> wire(codec_bytes(codec, n));
         const auto through = [&] {
-            const size_t not_finite = cpu::codec_encode(codec, wire.data(), x.data(), n, {}, {});
+            const size_t not_finite = encode(codec, wire, x, {});
             cpu::codec_decode(codec, decoded.data(), wire.data(), n, {});
             return not_finite;
         };
@@ -394,7 +430,7 @@ TEST_CASE("codes of infinity and NaN are never written") {
         for (const char* format : {"", ":fmt=e5m2"}) {
             const Codec codec = codec_parse(std::string(name) + format);
             std::vector<uint8_t> wire(codec_bytes(codec, x.size()));
-            cpu::codec_encode(codec, wire.data(), x.data(), x.size(), {}, {});
+            encode(codec, wire, x, {});
             uint8_t max = 0;
             for (size_t i = 0; i < x.size(); i++) max = std::max(max, uint8_t(wire[i] & 0x7f));
             CHECK(int(max) == (codec.format == Fp8Format::e4m3 ? 0x7e : 0x7b));
@@ -414,7 +450,7 @@ TEST_CASE("stochastic rounding is unbiased") {
         std::vector<double> mean(n), square(n);
         std::vector<uint8_t> wire(codec_bytes(codec, n));
         for (int trial = 0; trial < trials; trial++) {
-            cpu::codec_encode(codec, wire.data(), x.data(), n, {.step = uint32_t(trial)}, {});
+            encode(codec, wire, x, {.step = uint32_t(trial)});
             cpu::codec_decode(codec, decoded.data(), wire.data(), n, {});
             for (size_t i = 0; i < n; i++) {
                 const double error = double(decoded[i]) - x[i];
@@ -440,20 +476,20 @@ TEST_CASE("stochastic rounding follows its key") {
     const std::vector<float> x = wild_values(n, n, 3);
     for (const char* name : {"int8:sr", "taco:sr", "hadint5:sr"}) {
         const Codec codec = codec_parse(name);
-        const auto encode = [&](const RoundingKey& key) {
+        const auto encoded = [&](const RoundingKey& key) {
             std::vector<uint8_t> wire(codec_bytes(codec, n));
-            cpu::codec_encode(codec, wire.data(), x.data(), n, key, {});
+            encode(codec, wire, x, key);
             return wire;
         };
         const RoundingKey key = {1, 2, 3, 4, 5, 6};
-        const std::vector<uint8_t> wire = encode(key);
-        CHECK(wire == encode(key));
-        CHECK(wire != encode({9, 2, 3, 4, 5, 6}));
-        CHECK(wire != encode({1, 9, 3, 4, 5, 6}));
-        CHECK(wire != encode({1, 2, 9, 4, 5, 6}));
-        CHECK(wire != encode({1, 2, 3, 9, 5, 6}));
-        CHECK(wire != encode({1, 2, 3, 4, 9, 6}));
-        CHECK(wire != encode({1, 2, 3, 4, 5, 9}));
+        const std::vector<uint8_t> wire = encoded(key);
+        CHECK(wire == encoded(key));
+        CHECK(wire != encoded({9, 2, 3, 4, 5, 6}));
+        CHECK(wire != encoded({1, 9, 3, 4, 5, 6}));
+        CHECK(wire != encoded({1, 2, 9, 4, 5, 6}));
+        CHECK(wire != encoded({1, 2, 3, 9, 5, 6}));
+        CHECK(wire != encoded({1, 2, 3, 4, 9, 6}));
+        CHECK(wire != encoded({1, 2, 3, 4, 5, 9}));
     }
 }
 
@@ -517,4 +553,7 @@ TEST_CASE("bytes on the wire") {
     CHECK(codec_bytes(codec_parse("int8"), 1280) == 1320);
     CHECK(codec_bytes(codec_parse("hadint6"), 1281) == 11 * (96 + 4));
     CHECK(codec_bytes(codec_parse("hadint5:g=32"), 32) == 24);
+    CHECK(codec_wire_bytes<float>(codec_parse("none"), 1000) == 4000);
+    CHECK(codec_wire_bytes<uint16_t>(codec_parse("none"), 1000) == 2000);
+    CHECK(codec_wire_bytes<uint16_t>(codec_parse("taco"), 1280) == 1360);
 }

@@ -44,15 +44,16 @@ int main(int argc, char** argv) try {
         const size_t bytes = codec_bytes(c, n);
         std::vector<uint8_t> wire(bytes), wires(3 * bytes);
         const uint8_t* peers[4] = {nullptr, &wires[0], &wires[bytes], &wires[2 * bytes]};
-        for (uint32_t peer = 0; peer < 3; peer++) cpu::codec_encode(c, &wires[peer * bytes], x.data(), n, {.rank = peer}, {});
+        for (uint32_t peer = 0; peer < 3; peer++)
+            cpu::codec_encode(c, &wires[peer * bytes], x.data(), n, {.rank = peer}, nullptr, {});
 
-        const double encode = median_gb_per_s(n, [&] { cpu::codec_encode(c, wire.data(), x.data(), n, {}, {}); });
+        const double encode = median_gb_per_s(n, [&] { cpu::codec_encode(c, wire.data(), x.data(), n, {}, nullptr, {}); });
         const double decode = median_gb_per_s(n, [&] { cpu::codec_decode(c, out.data(), wire.data(), n, {}); });
         double signal = 0, noise = 0;
         for (size_t i = 0; i < n; i++) signal += double(x[i]) * x[i], noise += (double(x[i]) - out[i]) * (double(x[i]) - out[i]);
         const double reduce = median_gb_per_s(n, [&] { cpu::codec_decode_reduce(c, out.data(), peers, x.data(), 4, n, {}); });
         const double reduce_encode =
-            median_gb_per_s(n, [&] { cpu::codec_decode_reduce_encode(c, wire.data(), peers, x.data(), 4, n, {}, {}); });
+            median_gb_per_s(n, [&] { cpu::codec_decode_reduce_encode(c, wire.data(), peers, x.data(), 4, n, {}, nullptr, {}); });
         std::printf("%-14s %6.4f | %8.2f %4.0f%% | %8.2f %4.0f%% | %13.2f | %20.2f | %6.1f\n", spec.c_str(),
                     double(bytes) / double(n), encode, 100 * encode / copy, decode, 100 * decode / copy, reduce, reduce_encode,
                     10 * std::log10(signal / noise));

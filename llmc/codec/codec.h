@@ -53,6 +53,12 @@ constexpr size_t codec_bytes(const Codec& c, size_t n) {
     return codec_groups(c, n) * (codec_payload_bytes(c) + codec_scale_bytes(c));
 }
 
+// The same where `none` sends the storage type E itself: 2 bytes a value for 16-bit types.
+template <class E>
+constexpr size_t codec_wire_bytes(const Codec& c, size_t n) {
+    return c.kind == Codec::none ? n * sizeof(E) : codec_bytes(c, n);
+}
+
 inline Codec codec_parse(const std::string& spec) {
     const char* const text = spec.c_str();
     const auto option_end = [&](size_t from) { return std::min(spec.find(':', from), spec.size()); };

@@ -114,17 +114,10 @@ inline RoundingKey rounding_key(const Boundaries& bs, BoundaryId id, int layer, 
 // Adds the power of the values and of what encoding did to them.
 inline void snr_sample(BoundaryCounters& counters, const Codec& codec, const uint8_t* wire, const floatX* x, size_t n,
                        Stream stream) {
-    std::vector<floatX> decoded(n);
-    cpu::codec_decode(codec, decoded.data(), wire, n, stream);
-    double signal = 0, noise = 0;
-#pragma omp parallel for reduction(+ : signal, noise)
-    for (size_t i = 0; i < n; i++) {
-        const double value = x[i], error = value - decoded[i];
-        signal += value * value;
-        noise += error * error;
-    }
-    counters.signal += signal;
-    counters.noise += noise;
+    double sums[2] = {};
+    cpu::codec_error_add(codec, sums, x, wire, n, stream);
+    counters.signal += sums[0];
+    counters.noise += sums[1];
 }
 
 inline bool snr_wanted(const Boundaries& bs, const Codec& codec) { return bs.sample_snr && codec.kind != Codec::none; }
@@ -135,7 +128,7 @@ inline void stripe_encode(Boundaries& bs, BoundaryId id, int layer, const Codec&
     BoundaryCounters& counters = bs.list[id].counters;
     {
         Timer timer{bs, id, "encode", counters.encode_s};
-        counters.nonfinite += cpu::codec_encode(codec, wire, x, n, rounding_key(bs, id, layer, stripe), stream);
+        cpu::codec_encode(codec, wire, x, n, rounding_key(bs, id, layer, stripe), &counters.nonfinite, stream);
     }
     if (snr_wanted(bs, codec)) snr_sample(counters, codec, wire, x, n, stream);
 }
@@ -275,8 +268,8 @@ inline void all_reduce_finish(Boundaries& bs, Pending& p, Stream stream) {
         } else {
             // stripe number t: the sum rounds independently of its summands
             const RoundingKey key = boundary_detail::rounding_key(bs, p.id, p.layer, t);
-            counters.nonfinite +=
-                cpu::codec_decode_reduce_encode(p.codec, wire + rank * bytes, stripes.data(), own, t, p.n, key, stream);
+            cpu::codec_decode_reduce_encode(p.codec, wire + rank * bytes, stripes.data(), own, t, p.n, key, &counters.nonfinite,
+                                            stream);
         }
     }
     if (boundary_detail::snr_wanted(bs, p.codec)) {

@@ -3,6 +3,8 @@
 //
 // wire is codec_bytes(c, n) long and need not be aligned. Nothing the size of the tensor is allocated.
 #pragma once
+#include <vector>
+
 #include "../codec/simd.h"
 #include "../device.h"
 
@@ -113,14 +115,15 @@ inline void block_decode_reduce(const CodecStripe& stripe, float* sum, const uin
     }
 }
 
-// Returns the number of groups that hold a NaN or an infinity, or overflow.
-inline size_t codec_encode(const Codec& c, uint8_t* wire, const float* x, size_t n, const RoundingKey& key, Stream) {
+// Adds to *nonfinite the number of groups that hold a NaN or an infinity, or overflow; null: not wanted.
+inline void codec_encode(const Codec& c, uint8_t* wire, const float* x, size_t n, const RoundingKey& key, uint64_t* nonfinite,
+                         Stream) {
     const CodecStripe stripe = codec_stripe(c, n, key);
     size_t not_finite = 0;
 #pragma omp parallel for schedule(static) reduction(+ : not_finite) if (n > codec_parallel_threshold)
     for (size_t block = 0; block < stripe.blocks; block++)
         not_finite += block_encode(stripe, wire, block, x + block * codec_block);
-    return not_finite;
+    if (nonfinite) *nonfinite += not_finite;
 }
 
 inline void codec_decode(const Codec& c, float* x, const uint8_t* wire, size_t n, Stream) {
@@ -141,9 +144,9 @@ inline void codec_decode_reduce(const Codec& c, float* out, const uint8_t* const
     }
 }
 
-// The same sum, encoded: wire as codec_encode would write it. Returns what codec_encode does.
-inline size_t codec_decode_reduce_encode(const Codec& c, uint8_t* wire, const uint8_t* const* wires, const float* own, int peers,
-                                         size_t n, const RoundingKey& key, Stream) {
+// The same sum, encoded: wire and *nonfinite as codec_encode would leave them.
+inline void codec_decode_reduce_encode(const Codec& c, uint8_t* wire, const uint8_t* const* wires, const float* own, int peers,
+                                       size_t n, const RoundingKey& key, uint64_t* nonfinite, Stream) {
     const CodecStripe stripe = codec_stripe(c, n, key);
     size_t not_finite = 0;
 #pragma omp parallel for schedule(static) reduction(+ : not_finite) if (n > codec_parallel_threshold)
@@ -152,7 +155,25 @@ inline size_t codec_decode_reduce_encode(const Codec& c, uint8_t* wire, const ui
         block_decode_reduce(stripe, sum, wires, own, peers, block);
         not_finite += block_encode(stripe, wire, block, sum);
     }
-    return not_finite;
+    if (nonfinite) *nonfinite += not_finite;
+}
+
+// signal_noise: [2], to which the sums of x^2 and of (x - decoded)^2 are added, the same bits at any number of threads.
+inline void codec_error_add(const Codec& c, double* signal_noise, const float* x, const uint8_t* wire, size_t n, Stream) {
+    const CodecStripe stripe = codec_stripe(c, n, {});
+    std::vector<double> signal(stripe.blocks), noise(stripe.blocks);
+#pragma omp parallel for schedule(static) if (n > codec_parallel_threshold)
+    for (size_t block = 0; block < stripe.blocks; block++) {
+        alignas(64) float decoded[codec_block];
+        block_decode(stripe, decoded, wire, block, false);
+        const float* values = x + block * codec_block;
+        for (size_t i = 0; i < block_values(stripe, block); i++) {
+            const double value = values[i], error = value - decoded[i];
+            signal[block] += value * value;
+            noise[block] += error * error;
+        }
+    }
+    for (size_t block = 0; block < stripe.blocks; block++) signal_noise[0] += signal[block], signal_noise[1] += noise[block];
 }
 
 }  // namespace cpu
