@@ -1,0 +1,213 @@
+// Device memory: one mapped region that only kernels, copies and library calls can touch.
+//
+// While host code runs the region is forbidden to it (mprotect), so a host that follows a device pointer dies at once, with a
+// sentence that names the allocation. An allocation has its exact size, is 256-byte aligned, filled with 0xFF, and lies
+// between guards: poisoned under ASan, else words that are looked at when it is freed and at each synchronisation. Freed
+// memory is filled with 0xFF (poisoned under ASan) and given out again as late as possible.
+#pragma once
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+
+#include "emu_shared.h"
+
+namespace emu {
+
+struct Allocation {
+    size_t bytes;
+    bool live;   // false: freed, waiting to be given out again
+};
+
+struct Memory {
+    static constexpr size_t region_bytes = size_t(64) << 30;      // of addresses
+    static constexpr size_t total = size_t(16) << 30;             // of memory, as the device says
+    static constexpr size_t keep_freed = size_t(128) << 20;       // so much is freed before any of it is given out again
+
+    char* base = nullptr;
+    size_t used = 0;                                 // of the region, from its start
+    size_t live = 0, freed = 0;                      // bytes
+    std::map<uintptr_t, Allocation> allocations;     // by address
+    std::deque<uintptr_t> freed_order;               // oldest first
+    std::map<uintptr_t, size_t> pinned;              // host memory that kernels may touch
+    int open = 0;                                    // DeviceAccess scopes
+    struct sigaction handler_before;
+};
+
+inline Memory memory;
+
+inline size_t slot_bytes(size_t bytes) { return (bytes + 255) / 256 * 256 + guard_bytes; }
+
+inline void region_protect(int protection) {
+    if (memory.used && mprotect(memory.base, (memory.used + 4095) / 4096 * 4096, protection) != 0)
+        throw Error(text("emu: mprotect of %zu bytes of device memory failed (errno %d)", memory.used, errno));
+}
+
+// While one of these lives, device memory may be touched.
+struct DeviceAccess {
+    DeviceAccess() {
+        if (memory.open++ == 0) region_protect(PROT_READ | PROT_WRITE);
+    }
+    DeviceAccess(const DeviceAccess&) = delete;
+    DeviceAccess& operator=(const DeviceAccess&) = delete;
+    ~DeviceAccess() {
+        if (--memory.open == 0) mprotect(memory.base, (memory.used + 4095) / 4096 * 4096, PROT_NONE);
+    }
+};
+
+// The allocation that `address` lies in, live or freed; allocations.end() if none.
+inline std::map<uintptr_t, Allocation>::iterator allocation_find(const void* address) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(address);
+    auto it = memory.allocations.upper_bound(at);
+    if (it == memory.allocations.begin()) return memory.allocations.end();
+    --it;
+    return at < it->first + std::max<size_t>(it->second.bytes, 1) ? it : memory.allocations.end();
+}
+
+inline bool in_region(const void* address) {
+    return memory.base && static_cast<const char*>(address) - memory.base >= 0 &&
+           size_t(static_cast<const char*>(address) - memory.base) < Memory::region_bytes;
+}
+
+// Whether [address, address + bytes) is device memory; "" if it is, else what is wrong with it.
+inline std::string device_range_error(const void* address, size_t bytes) {
+    const auto it = allocation_find(address);
+    if (it == memory.allocations.end()) return text("%p is in no allocation of the device", address);
+    const size_t offset = reinterpret_cast<uintptr_t>(address) - it->first;
+    if (!it->second.live) return text("%p is %zu bytes into %zu bytes that were freed", address, offset, it->second.bytes);
+    if (bytes > it->second.bytes - offset)
+        return text("%zu bytes at %p, %zu bytes into an allocation of %zu, end behind it", bytes, address, offset,
+                    it->second.bytes);
+    return "";
+}
+
+inline bool is_pinned(const void* address) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(address);
+    auto it = memory.pinned.upper_bound(at);
+    return it != memory.pinned.begin() && at < (--it)->first + it->second;
+}
+
+// Host code touched device memory, or a CUDA thread ran out of stack: say so, then die where it happened.
+inline void fault_report(int signal, siginfo_t* info, void*) {
+    char line[512];
+    int length = 0;
+    if (block.stacks.is_guard(info->si_addr)) {
+        length = snprintf(line, sizeof line, "emu: a CUDA thread needs more than its %zu KB of stack\n", Stacks::bytes >> 10);
+    } else if (in_region(info->si_addr)) {
+        const auto it = allocation_find(info->si_addr);
+        if (it == memory.allocations.end())
+            length = snprintf(line, sizeof line, "emu: %s code touched %p, device memory that was never allocated\n",
+                              running ? "device" : "host", info->si_addr);
+        else
+            length = snprintf(line, sizeof line,
+                              "emu: host code touched device memory, %zu bytes into %s of %zu bytes: copy it with cudaMemcpy\n",
+                              size_t(reinterpret_cast<uintptr_t>(info->si_addr) - it->first),
+                              it->second.live ? "an allocation" : "a freed allocation", it->second.bytes);
+    }
+    if (length && write(2, line, size_t(length)) < 0) _exit(134);
+    sigaction(signal, &memory.handler_before, nullptr);  // the instruction runs again, and dies as it would have
+}
+
+inline void region_make() {
+    void* at = mmap(nullptr, Memory::region_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) throw Error("emu: no address space for device memory");
+    memory.base = static_cast<char*>(at);
+    static char stack[64 << 10];  // the thread's own may be what overflowed
+    stack_t alternative = {};
+    alternative.ss_sp = stack;
+    alternative.ss_size = sizeof stack;
+    sigaltstack(&alternative, nullptr);
+    struct sigaction action = {};
+    action.sa_sigaction = fault_report;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(SIGSEGV, &action, &memory.handler_before);
+}
+
+inline void allocation_fill(char* at, size_t bytes) {
+    if (with_tsan) fill_unseen(at, 0xff, bytes);
+    else std::memset(at, 0xff, bytes);
+}
+
+// Fresh contents and guards.
+inline void allocation_dress(char* at, size_t bytes) {
+    const DeviceAccess access;
+    memory_unpoison(at, bytes);
+    allocation_fill(at, bytes);
+    if (!with_asan) {
+        guard_write(at - guard_bytes, guard_bytes);
+        const size_t whole = bytes / 4 * 4;
+        uint32_t last = guard_word;
+        std::memcpy(&last, at + whole, bytes - whole);
+        std::memcpy(at + whole, &last, bytes == whole ? 0 : 4);
+        guard_write(at + (bytes + 3) / 4 * 4, slot_bytes(bytes) - (bytes + 3) / 4 * 4);
+    }
+}
+
+// Null if there is not so much memory.
+inline char* device_take(size_t bytes) {
+    if (!memory.base) region_make();
+    if (bytes > Memory::total - std::min(memory.live, Memory::total)) return nullptr;
+    char* at = nullptr;
+    if (memory.freed > Memory::keep_freed) {  // the oldest that fits and is not much too large
+        for (size_t i = 0; i < memory.freed_order.size() && !at; i++) {
+            const auto it = memory.allocations.find(memory.freed_order[i]);
+            if (slot_bytes(it->second.bytes) != slot_bytes(bytes)) continue;
+            memory.freed -= it->second.bytes;
+            at = reinterpret_cast<char*>(it->first);
+            memory.freed_order.erase(memory.freed_order.begin() + long(i));
+            it->second = {bytes, true};
+        }
+    }
+    if (!at) {
+        if (memory.used == 0) memory.used = guard_bytes;
+        if (memory.used + slot_bytes(bytes) > Memory::region_bytes) return nullptr;
+        at = memory.base + memory.used;
+        const size_t before = (memory.used + 4095) / 4096 * 4096;
+        memory.used += slot_bytes(bytes);
+        const size_t after = (memory.used + 4095) / 4096 * 4096;
+        if (memory.open) region_protect(PROT_READ | PROT_WRITE);
+        (void)before, (void)after;
+        memory_poison(at - guard_bytes, slot_bytes(bytes) + guard_bytes);
+        memory.allocations[reinterpret_cast<uintptr_t>(at)] = {bytes, true};
+    }
+    memory.live += bytes;
+    allocation_dress(at, bytes);
+    return at;
+}
+
+inline void guards_check(uintptr_t address, const Allocation& allocation) {
+    if (with_asan) return;
+    const char* at = reinterpret_cast<const char*>(address);
+    if (!guard_holds(at - guard_bytes, guard_bytes))
+        throw Error(text("device code wrote before an allocation of %zu bytes", allocation.bytes));
+    if (!guard_holds(at + allocation.bytes, slot_bytes(allocation.bytes) - allocation.bytes))
+        throw Error(text("device code wrote behind an allocation of %zu bytes", allocation.bytes));
+}
+
+inline void guards_check_all() {
+    if (with_asan || memory.allocations.empty()) return;
+    const DeviceAccess access;
+    for (const auto& [address, allocation] : memory.allocations) {
+        if (allocation.live) guards_check(address, allocation);
+    }
+}
+
+inline void device_give_back(void* address) {
+    const DeviceAccess access;
+    const auto it = memory.allocations.find(reinterpret_cast<uintptr_t>(address));
+    it->second.live = false;
+    memory.live -= it->second.bytes;
+    memory.freed += it->second.bytes;
+    memory.freed_order.push_back(it->first);
+    allocation_fill(static_cast<char*>(address), it->second.bytes);
+    memory_poison(address, it->second.bytes);
+    guards_check(it->first, it->second);
+}
+
+}  // namespace emu
