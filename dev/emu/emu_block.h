@@ -224,7 +224,8 @@ EMU_NO_TSAN inline void thread_wait() {
 
 EMU_NO_TSAN inline void barrier_release(Thread* me) {
     block.arrived = 0;
-    block.released_true = std::exchange(block.arrived_true, 0);
+    block.released_true = block.arrived_true;
+    block.arrived_true = 0;
     block.barrier_generation++;
     for (uint32_t k = 0; k < block.count; k++) {
         Thread& thread = block.threads[block.order == Order::reverse ? block.count - 1 - k : k];
@@ -379,8 +380,9 @@ inline void block_prepare(dim3 shape, void (*body)(void*), void* arguments) {
     }
 }
 
-// All threads of the block at blockIdx, to their end.
-EMU_NO_TSAN inline void block_run() {
+// All threads of one block, to their end.
+EMU_NO_TSAN inline void block_run(uint3 index) {
+    blockIdx = index;
     block.live = block.count;
     block.arrived = block.arrived_true = block.ready = block.first = 0;
     block.pool = (block.pool + 1) % Block::pools;

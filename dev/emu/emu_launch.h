@@ -42,20 +42,31 @@ inline void launch_check(const Launch& launch) {
                                   launch.dynamic_shared, launch.shared_limit));
 }
 
-// Pointers among the arguments are to memory of the device, or null. What a struct holds is not seen.
+enum class When { put, before, after };
+
+// Pointers among the arguments are to memory of the device, or null. What a struct holds is not seen. After the kernel ran,
+// the guards of that memory are looked at.
 template <class T>
-void argument_check(const Launch& launch, int number, const T& value) {
+void argument_check(const Launch& launch, When when, int number, const T& value) {
     if constexpr (std::is_pointer_v<T> && !std::is_function_v<std::remove_pointer_t<T>>) {
         const void* address = reinterpret_cast<const void*>(value);
         if (!address || is_pinned(address)) return;
-        const std::string error = device_range_error(address, 0);
+        const auto it = allocation_find(address);
+        if (when == When::after) {
+            try {
+                guards_check(it->first, it->second);
+            } catch (const Error& error) {
+                launch_error(launch, text("argument %d: ", number) + error.what());
+            }
+            return;
+        }
+        const std::string error = device_range_error(address, 0, when == When::before);
         if (!error.empty()) launch_error(launch, text("argument %d is not device memory: ", number) + error);
     }
 }
 
 // `arguments` for `body`, which runs the kernel once.
 inline void launch_run(const Launch& launch, void (*body)(void*), void* arguments) {
-    const DeviceAccess access;
     const uint64_t width = launch.grid.x, slice = width * launch.grid.y, blocks = slice * launch.grid.z;
     blockDim = launch.block;
     gridDim = launch.grid;
@@ -70,9 +81,8 @@ inline void launch_run(const Launch& launch, void (*body)(void*), void* argument
         }
         for (uint64_t k = 0; k < blocks; k++) {
             const uint64_t b = block.order == Order::reverse ? blocks - 1 - k : (k * step + offset) % blocks;
-            blockIdx = {unsigned(b % width), unsigned(b / width % launch.grid.y), unsigned(b / slice)};
             shared_begin(launch.dynamic_shared);
-            block_run();
+            block_run({unsigned(b % width), unsigned(b / width % launch.grid.y), unsigned(b / slice)});
             shared_end();
         }
     } catch (const std::exception& error) {
@@ -94,13 +104,15 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block_shape, size_t dynamic_sh
         std::tuple<std::decay_t<P>...> args;
     };
     Call call{kernel, {static_cast<P>(std::forward<A>(args))...}};
-    auto check_all = [](const Launch& launch, const Call& call) {
-        std::apply([&](const auto&... each) { [[maybe_unused]] int n = 0; (argument_check(launch, n++, each), ...); }, call.args);
+    auto arguments_check = [](const Launch& launch, When when, const Call& call) {
+        [[maybe_unused]] int n = 0;
+        std::apply([&](const auto&... each) { (argument_check(launch, when, n++, each), ...); }, call.args);
     };
-    check_all(launch, call);
-    enqueue(stream, [launch, call, check_all]() mutable {
-        check_all(launch, call);  // by now a buffer may have been freed
+    arguments_check(launch, When::put, call);
+    enqueue(stream, [launch, call, arguments_check]() mutable {
+        arguments_check(launch, When::before, call);
         launch_run(launch, [](void* p) { std::apply(static_cast<Call*>(p)->kernel, static_cast<Call*>(p)->args); }, &call);
+        arguments_check(launch, When::after, call);
     });
 }
 

@@ -20,9 +20,12 @@
 
 namespace emu {
 
+// In the order of the stream that it is allocated and freed on: an address is known before its memory is there.
+enum class State { coming, live, freed };
+
 struct Allocation {
     size_t bytes;
-    bool live;   // false: freed, waiting to be given out again
+    State state;
 };
 
 struct Memory {
@@ -75,12 +78,15 @@ inline bool in_region(const void* address) {
            size_t(static_cast<const char*>(address) - memory.base) < Memory::region_bytes;
 }
 
-// Whether [address, address + bytes) is device memory; "" if it is, else what is wrong with it.
-inline std::string device_range_error(const void* address, size_t bytes) {
+// Whether [address, address + bytes) is device memory; "" if it is, else what is wrong with it. `now`: for work that runs, not
+// for work that is put on a stream.
+inline std::string device_range_error(const void* address, size_t bytes, bool now) {
     const auto it = allocation_find(address);
     if (it == memory.allocations.end()) return text("%p is in no allocation of the device", address);
     const size_t offset = reinterpret_cast<uintptr_t>(address) - it->first;
-    if (!it->second.live) return text("%p is %zu bytes into %zu bytes that were freed", address, offset, it->second.bytes);
+    if (it->second.state == State::freed || (it->second.state == State::coming && now))
+        return text("%p is %zu bytes into %zu bytes that %s", address, offset, it->second.bytes,
+                    it->second.state == State::freed ? "were freed" : "another stream has yet to allocate");
     if (bytes > it->second.bytes - offset)
         return text("%zu bytes at %p, %zu bytes into an allocation of %zu, end behind it", bytes, address, offset,
                     it->second.bytes);
@@ -108,7 +114,7 @@ inline void fault_report(int signal, siginfo_t* info, void*) {
             length = snprintf(line, sizeof line,
                               "emu: host code touched device memory, %zu bytes into %s of %zu bytes: copy it with cudaMemcpy\n",
                               size_t(reinterpret_cast<uintptr_t>(info->si_addr) - it->first),
-                              it->second.live ? "an allocation" : "a freed allocation", it->second.bytes);
+                              it->second.state == State::freed ? "a freed allocation" : "an allocation", it->second.bytes);
     }
     if (length && write(2, line, size_t(length)) < 0) _exit(134);
     sigaction(signal, &memory.handler_before, nullptr);  // the instruction runs again, and dies as it would have
@@ -129,60 +135,54 @@ inline void region_make() {
     sigaction(SIGSEGV, &action, &memory.handler_before);
 }
 
-inline void allocation_fill(char* at, size_t bytes) {
-    if (with_tsan) fill_unseen(at, 0xff, bytes);
-    else std::memset(at, 0xff, bytes);
-}
-
-// Fresh contents and guards.
-inline void allocation_dress(char* at, size_t bytes) {
-    const DeviceAccess access;
-    memory_unpoison(at, bytes);
-    allocation_fill(at, bytes);
-    if (!with_asan) {
-        guard_write(at - guard_bytes, guard_bytes);
-        const size_t whole = bytes / 4 * 4;
-        uint32_t last = guard_word;
-        std::memcpy(&last, at + whole, bytes - whole);
-        std::memcpy(at + whole, &last, bytes == whole ? 0 : 4);
-        guard_write(at + (bytes + 3) / 4 * 4, slot_bytes(bytes) - (bytes + 3) / 4 * 4);
-    }
-}
-
-// Null if there is not so much memory.
-inline char* device_take(size_t bytes) {
+// Null if there is not so much memory. The memory is there once allocation_begin ran.
+inline char* allocation_take(size_t bytes) {
     if (!memory.base) region_make();
     if (bytes > Memory::total - std::min(memory.live, Memory::total)) return nullptr;
     char* at = nullptr;
-    if (memory.freed > Memory::keep_freed) {  // the oldest that fits and is not much too large
-        for (size_t i = 0; i < memory.freed_order.size() && !at; i++) {
-            const auto it = memory.allocations.find(memory.freed_order[i]);
-            if (slot_bytes(it->second.bytes) != slot_bytes(bytes)) continue;
-            memory.freed -= it->second.bytes;
-            at = reinterpret_cast<char*>(it->first);
-            memory.freed_order.erase(memory.freed_order.begin() + long(i));
-            it->second = {bytes, true};
+    if (memory.freed > Memory::keep_freed) {
+        const auto oldest = std::find_if(memory.freed_order.begin(), memory.freed_order.end(), [&](uintptr_t address) {
+            return slot_bytes(memory.allocations[address].bytes) == slot_bytes(bytes);
+        });
+        if (oldest != memory.freed_order.end()) {
+            at = reinterpret_cast<char*>(*oldest);
+            memory.freed -= memory.allocations[*oldest].bytes;
+            memory.freed_order.erase(oldest);
         }
     }
     if (!at) {
         if (memory.used == 0) memory.used = guard_bytes;
         if (memory.used + slot_bytes(bytes) > Memory::region_bytes) return nullptr;
         at = memory.base + memory.used;
-        const size_t before = (memory.used + 4095) / 4096 * 4096;
         memory.used += slot_bytes(bytes);
-        const size_t after = (memory.used + 4095) / 4096 * 4096;
         if (memory.open) region_protect(PROT_READ | PROT_WRITE);
-        (void)before, (void)after;
         memory_poison(at - guard_bytes, slot_bytes(bytes) + guard_bytes);
-        memory.allocations[reinterpret_cast<uintptr_t>(at)] = {bytes, true};
     }
+    memory.allocations[reinterpret_cast<uintptr_t>(at)] = {bytes, State::coming};
     memory.live += bytes;
-    allocation_dress(at, bytes);
     return at;
 }
 
+inline void allocation_fill(char* at, size_t bytes) {
+    if (with_tsan) fill_unseen(at, 0xff, bytes);
+    else std::memset(at, 0xff, bytes);
+}
+
+// Fresh contents, and guards around them.
+inline void allocation_begin(char* at) {
+    const DeviceAccess access;
+    Allocation& allocation = memory.allocations[reinterpret_cast<uintptr_t>(at)];
+    allocation.state = State::live;
+    memory_unpoison(at, allocation.bytes);
+    if (!with_asan) {
+        guard_write(at - guard_bytes, guard_bytes);
+        guard_write(at + allocation.bytes / 4 * 4, slot_bytes(allocation.bytes) - allocation.bytes / 4 * 4);
+    }
+    allocation_fill(at, allocation.bytes);
+}
+
 inline void guards_check(uintptr_t address, const Allocation& allocation) {
-    if (with_asan) return;
+    if (with_asan || allocation.state != State::live) return;
     const char* at = reinterpret_cast<const char*>(address);
     if (!guard_holds(at - guard_bytes, guard_bytes))
         throw Error(text("device code wrote before an allocation of %zu bytes", allocation.bytes));
@@ -191,23 +191,24 @@ inline void guards_check(uintptr_t address, const Allocation& allocation) {
 }
 
 inline void guards_check_all() {
-    if (with_asan || memory.allocations.empty()) return;
+    if (with_asan) return;
     const DeviceAccess access;
-    for (const auto& [address, allocation] : memory.allocations) {
-        if (allocation.live) guards_check(address, allocation);
-    }
+    for (const auto& [address, allocation] : memory.allocations) guards_check(address, allocation);
 }
 
-inline void device_give_back(void* address) {
-    const DeviceAccess access;
+// False if there is nothing to free at this address.
+inline bool allocation_end(void* address) {
     const auto it = memory.allocations.find(reinterpret_cast<uintptr_t>(address));
-    it->second.live = false;
+    if (it == memory.allocations.end() || it->second.state != State::live) return false;
+    const DeviceAccess access;
+    guards_check(it->first, it->second);
+    allocation_fill(static_cast<char*>(address), it->second.bytes);
+    memory_poison(address, it->second.bytes);
+    it->second.state = State::freed;
     memory.live -= it->second.bytes;
     memory.freed += it->second.bytes;
     memory.freed_order.push_back(it->first);
-    allocation_fill(static_cast<char*>(address), it->second.bytes);
-    memory_poison(address, it->second.bytes);
-    guards_check(it->first, it->second);
+    return true;
 }
 
 }  // namespace emu
