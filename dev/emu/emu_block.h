@@ -46,6 +46,8 @@ struct Thread {
     int source;            // shuffles: the lane whose value it takes
     void* asan_stack;
     void* tsan_fiber;
+    struct AsyncCopy* copies;  // cp.async that have not landed (emu_ptx.h), and the groups made of them
+    uint32_t copy_count, copy_group;
 };
 
 struct Warp {
@@ -87,6 +89,7 @@ struct Block {
     size_t main_size = 0;
     void* fibers[pools * (with_tsan ? max_threads : 1)] = {};
     uint32_t pool = 0;
+    bool failed = false;
     std::exception_ptr error;
 };
 
@@ -136,7 +139,7 @@ inline void thread_main();
 
 EMU_NO_TSAN inline void stack_enter(Thread* to) {
     if (to->stack_pointer) return;
-    if (with_tsan) to->stack = block.stacks.all[block.pool * Block::max_threads + to->linear];
+    if (with_tsan) to->stack = block.stacks.all[to->linear * Block::pools + block.pool];
     else to->stack = block.stacks.unused[--block.stacks.unused_count];
     to->stack_pointer = stack_prepare(Stacks::top(to->stack), thread_main);
 }
@@ -340,6 +343,8 @@ EMU_NO_TSAN inline void thread_main() {
             if (!with_tsan) block.stacks.unused[block.stacks.unused_count++] = me->stack;
         } catch (...) {
             block.error = std::current_exception();
+            block.failed = true;
+            order_release(&block.end_order);
         }
         if (!next) block_leave();
         void* ignored;
@@ -365,8 +370,7 @@ inline void block_prepare(dim3 shape, void (*body)(void*), void* arguments) {
     block.order = options().order;
     block.random = Random(options().order_seed);
     block.strategy = options().order_seed % 3;
-    const size_t stacks = with_tsan ? Block::pools * Block::max_threads : block.count;
-    if (block.stacks.all.size() < stacks) block.stacks.reserve(stacks);
+    if (block.stacks.all.size() < block.count * Block::pools) block.stacks.reserve(block.count * Block::pools);
     uint3 index = {0, 0, 0};
     for (uint32_t i = 0; i < block.count; i++) {
         Thread& thread = block.threads[i];
@@ -378,6 +382,22 @@ inline void block_prepare(dim3 shape, void (*body)(void*), void* arguments) {
             if (++index.y == shape.y) index.y = 0, index.z++;
         }
     }
+}
+
+// After an error: the threads stop where they are, and the host goes on after all that they did.
+EMU_NO_TSAN inline void block_abandon() {
+#ifdef __SANITIZE_THREAD__
+    for (uint32_t i = 0; i < block.count; i++) {
+        void*& fiber = block.fibers[i * Block::pools + block.pool];
+        __tsan_switch_to_fiber(fiber, 1);
+        order_release(&block.end_order);
+        __tsan_switch_to_fiber(block.main_fiber, 1);
+        __tsan_destroy_fiber(fiber);
+        fiber = nullptr;
+    }
+#endif
+    order_acquire(&block.end_order);
+    block.stacks.clean_all();
 }
 
 // All threads of one block, to their end.
@@ -397,10 +417,11 @@ EMU_NO_TSAN inline void block_run(uint3 index) {
         thread.mask = 0;
         thread.stack_pointer = nullptr;
         thread.asan_stack = nullptr;
+        thread.copy_count = 0;
         if (block.order == Order::random)
             thread.priority = block.strategy == 1 && thread.lane ? block.threads[k - 1].priority : block.random.next();
 #ifdef __SANITIZE_THREAD__
-        void*& fiber = block.fibers[block.pool * Block::max_threads + thread.linear];
+        void*& fiber = block.fibers[thread.linear * Block::pools + block.pool];
         if (!fiber) fiber = __tsan_create_fiber(0);
         thread.tsan_fiber = fiber;
 #endif
@@ -412,8 +433,9 @@ EMU_NO_TSAN inline void block_run(uint3 index) {
     block.main_bottom = nullptr;
     order_release(&block.start_order);
     thread_switch(&block.main_stack_pointer, &block.main_asan_stack, ready_pop());
-    if (block.error) {
-        block.stacks.clean_all();
+    if (block.failed) {
+        block.failed = false;
+        block_abandon();
         std::rethrow_exception(std::exchange(block.error, nullptr));
     }
 }

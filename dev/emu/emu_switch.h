@@ -40,7 +40,7 @@ EMU_OPAQUE EMU_NO_TSAN inline void stack_switch(void** save, void* load) {
 }
 
 // A stack pointer that stack_switch starts `entry` from.
-inline void* stack_prepare(char* top, void (*entry)()) {
+EMU_NO_TSAN inline void* stack_prepare(char* top, void (*entry)()) {
     void** at = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(top) & ~uintptr_t(63)) - 64);
     at[0] = reinterpret_cast<void*>(entry);  // popped: a function starts 8 bytes below a multiple of 16
     at[1] = nullptr;
@@ -66,7 +66,7 @@ EMU_OPAQUE EMU_NO_TSAN inline void stack_switch(void** save, void* load) {
           "cc", "memory");
 }
 
-inline void* stack_prepare(char* top, void (*entry)()) {
+EMU_NO_TSAN inline void* stack_prepare(char* top, void (*entry)()) {
     void** at = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(top) & ~uintptr_t(63)) - 64);
     at[0] = nullptr;  // frame pointer: end of the chain
     at[1] = reinterpret_cast<void*>(entry);
