@@ -17,6 +17,7 @@ namespace op = cuda;
 #include "llmc/cpu/attention.h"
 #include "llmc/cpu/classifier.h"
 #include "llmc/cpu/codec.h"
+#include "llmc/cpu/codec_norm.h"
 #include "llmc/cpu/embedding.h"
 #include "llmc/cpu/gelu.h"
 #include "llmc/cpu/layernorm.h"

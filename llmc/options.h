@@ -27,6 +27,7 @@
 #include <CLI/CLI.hpp>
 #pragma pop_macro("check")
 
+#include "llmc/boundary_names.h"
 #include "llmc/codec/codec.h"
 #include "llmc/config.h"
 #include "llmc/schedule.h"
@@ -77,9 +78,6 @@ struct Command {
     enum Action { run, help, print_config } action = run;
     RunConfig config;
 };
-
-// The boundaries' places in the model; each has a .fwd and a .bwd.
-inline constexpr const char* boundary_places[] = {"embed", "attn_in", "attn_out", "mlp_in", "mlp_out", "head"};
 
 namespace options_detail {
 
@@ -228,25 +226,13 @@ inline void codec_check(const std::string& spec, const std::string& where) {
     }
 }
 
-inline std::string boundaries_text() {
-    std::string text;
-    for (const char* suffix : {".fwd", ".bwd"}) {
-        for (const char* place : boundary_places) {
-            if (!text.empty()) text += ' ';
-            text += place;
-            text += suffix;
-        }
-    }
-    return text;
-}
-
 inline void codec_set(Option::Codecs& codecs, const std::string& text, const std::string& where) {
     const size_t equals = text.find('=');
     check(equals != std::string::npos && equals > 0, "%s: expected BOUNDARY=SPEC, as in attn_in.bwd=bf16, found '%s'",
           where.c_str(), text.c_str());
     const std::string boundary = text.substr(0, equals), spec = text.substr(equals + 1);
-    check((" " + boundaries_text() + " ").find(" " + boundary + " ") != std::string::npos,
-          "%s: there is no boundary '%s'; allowed: %s", where.c_str(), boundary.c_str(), boundaries_text().c_str());
+    check(boundary_find(boundary) != boundary_count, "%s: there is no boundary '%s'; allowed: %s", where.c_str(),
+          boundary.c_str(), boundaries_text().c_str());
     codec_check(spec, where);
     codecs[boundary] = spec;
 }

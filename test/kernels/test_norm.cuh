@@ -58,6 +58,39 @@ void norm_forward_check(long N, int C, float shift) {
     }
 }
 
+template <class E>
+void norm_backward_check(long N, int C) {
+    const std::vector<float> inp = random_values<E>(N * C, 1), dout = random_values<E>(N * C, 2), weight = random_values<E>(C, 3);
+    const std::vector<float> before = random_values<E>(N * C, 4), start = random_values<float>(C, 5);
+    std::vector<float> out(N * C), mean(N), rstd(N);
+    cpu::layernorm_forward(out.data(), mean.data(), rstd.data(), inp.data(), weight.data(), weight.data(), N, C, norm_eps, {});
+    const DeviceBuffer<E> inp_device(inp), dout_device(dout), weight_device(weight);
+    const DeviceBuffer<float> mean_device(mean), rstd_device(rstd);
+    std::vector<float> first;
+    for (bool accumulate : {false, true}) {
+        CAPTURE(accumulate);
+        std::vector<float> dinp = before, dweight = start, dbias = start;
+        cpu::layernorm_backward(dinp.data(), dweight.data(), dbias.data(), dout.data(), inp.data(), weight.data(), mean.data(),
+                                rstd.data(), N, C, accumulate, {});
+        const auto run = [&] {
+            const DeviceBuffer<E> dinp_found(before);
+            const std::vector<float> poison(C, NAN);
+            const DeviceBuffer<float> dweight_found(accumulate ? start : poison), dbias_found(accumulate ? start : poison);
+            cuda::layernorm_backward(dinp_found.data, dweight_found.data, dbias_found.data, dout_device.data, inp_device.data,
+                                     weight_device.data, mean_device.data, rstd_device.data, N, C, accumulate,
+                                     kernel_test().stream);
+            CHECK(relative_l2(dinp_found.floats(), dinp) < kernel_tolerance<E>);
+            CHECK(relative_l2(dweight_found.floats(), dweight) < 1e-5);
+            CHECK(relative_l2(dbias_found.floats(), dbias) < 1e-5);
+            CHECK((dinp_found.guards_hold() && dweight_found.guards_hold() && dbias_found.guards_hold()));
+            if (first.empty()) first = dweight_found.floats();
+            CHECK((accumulate || std::memcmp(dweight_found.floats().data(), first.data(), C * sizeof(float)) == 0));
+        };
+        if (accumulate) run();  // the kernels are the same: one order is enough
+        else in_thread_orders(run);
+    }
+}
+
 }  // namespace
 
 TEST_CASE_TEMPLATE("layer norm, alone and after a residual", E, float, bf16, fp16) {
@@ -67,4 +100,12 @@ TEST_CASE_TEMPLATE("layer norm, alone and after a residual", E, float, bf16, fp1
         norm_forward_check<E>(N, C, 0.5f);
     }
     norm_forward_check<E>(2, 264, 300.0f);  // E[x^2] - E[x]^2 would lose half of the digits
+}
+
+TEST_CASE_TEMPLATE("layer norm, backward", E, float, bf16, fp16) {
+    for (const auto [N, C] : norm_shapes) {
+        CAPTURE(N);
+        CAPTURE(C);
+        norm_backward_check<E>(N, C);
+    }
 }
