@@ -33,17 +33,18 @@ inline const char* wait_name(Wait wait) {
     return names[int(wait)];
 }
 
-struct Thread {
-    uint3 index;
-    uint32_t linear, lane, priority;
-    Wait wait;
-    uint32_t mask;         // of the warp collective that it waits in
-    Location location;     // of the call that it waits in
+struct alignas(64) Thread {
     void* stack_pointer;   // null: not started
-    char* stack;
     const void* in;        // what it gives to a warp collective, and where it takes the result
     void* out;
-    int source;            // shuffles: the lane whose value it takes
+    Location location;     // of the call that it waits in
+    uint32_t mask;         // of the warp collective that it waits in
+    uint32_t linear, priority;
+    int8_t source;         // shuffles: the lane whose value it takes; votes: its predicate
+    uint8_t lane;
+    Wait wait;
+    uint3 index;
+    char* stack;           // from here on: not looked at when threads change (a cache line of its own)
     void* asan_stack;
     void* tsan_fiber;
     struct AsyncCopy* copies;  // cp.async that have not landed (emu_ptx.h), and the groups made of them
@@ -181,7 +182,8 @@ inline std::string thread_name(const Thread& thread) {
                 blockIdx.z);
 }
 
-inline bool location_same(const Location& a, const Location& b) {
+EMU_NO_TSAN inline bool location_same(const Location& a, const Location& b) {
+    if (__builtin_memcmp(&a, &b, sizeof a) == 0) return true;  // mostly the same call
     return a.line() == b.line() && strcmp(a.file_name(), b.file_name()) == 0;
 }
 
@@ -245,7 +247,7 @@ EMU_NO_TSAN inline uint32_t barrier_wait(bool predicate, const Location& locatio
     me->location = location;
     if (block.live != block.count) waiting_error("__syncthreads that threads which returned never reach");
     if (block.arrived == 0) block.barrier_location = location;
-    else if (block.barrier_location.line() != location.line() || !location_same(block.barrier_location, location))
+    else if (!location_same(block.barrier_location, location))
         waiting_error("divergent __syncthreads: threads of one block reach different ones");
     char* order = &block.barrier_order[block.barrier_generation & 1];
     order_release(order);

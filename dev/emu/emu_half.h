@@ -115,8 +115,15 @@ EMU_EACH_FORMAT bool __hisnan(emu::Float16<F> a) { return float(a) != float(a); 
 EMU_EACH_FORMAT bool __hlt(emu::Float16<F> a, emu::Float16<F> b) { return a < b; }
 EMU_EACH_FORMAT bool __hgt(emu::Float16<F> a, emu::Float16<F> b) { return a > b; }
 EMU_EACH_FORMAT bool __heq(emu::Float16<F> a, emu::Float16<F> b) { return a == b; }
-EMU_EACH_FORMAT emu::Float16<F> __hmax(emu::Float16<F> a, emu::Float16<F> b) { return std::fmax(float(a), float(b)); }
-EMU_EACH_FORMAT emu::Float16<F> __hmin(emu::Float16<F> a, emu::Float16<F> b) { return std::fmin(float(a), float(b)); }
+// A NaN loses to a number; -0 is less than 0.
+EMU_EACH_FORMAT emu::Float16<F> __hmax(emu::Float16<F> a, emu::Float16<F> b) {
+    if (__hisnan(a)) return float(b);
+    return __hisnan(b) || a > b || (a == b && a.bits < 0x8000) ? a : b;
+}
+EMU_EACH_FORMAT emu::Float16<F> __hmin(emu::Float16<F> a, emu::Float16<F> b) {
+    if (__hisnan(a)) return float(b);
+    return __hisnan(b) || a < b || (a == b && a.bits >= 0x8000) ? a : b;
+}
 EMU_EACH_FORMAT emu::Float16x2<F> __hadd2(emu::Float16x2<F> a, emu::Float16x2<F> b) { return a + b; }
 EMU_EACH_FORMAT emu::Float16x2<F> __hsub2(emu::Float16x2<F> a, emu::Float16x2<F> b) { return a - b; }
 EMU_EACH_FORMAT emu::Float16x2<F> __hmul2(emu::Float16x2<F> a, emu::Float16x2<F> b) { return a * b; }

@@ -30,6 +30,7 @@ struct Allocation {
 
 struct Memory {
     static constexpr size_t region_bytes = size_t(64) << 30;      // of addresses
+    static constexpr size_t large_page = size_t(2) << 20;
     static constexpr size_t total = size_t(16) << 30;             // of memory, as the device says
     static constexpr size_t keep_freed = size_t(128) << 20;       // so much is freed before any of it is given out again
 
@@ -47,20 +48,22 @@ inline Memory memory;
 
 inline size_t slot_bytes(size_t bytes) { return (bytes + 255) / 256 * 256 + guard_bytes; }
 
-inline void region_protect(int protection) {
-    if (memory.used && mprotect(memory.base, (memory.used + 4095) / 4096 * 4096, protection) != 0)
-        throw Error(text("emu: mprotect of %zu bytes of device memory failed (errno %d)", memory.used, errno));
+// In whole large pages: with small ones a change of protection takes milliseconds for each 100 MB.
+inline bool region_protect(int protection) {
+    constexpr size_t page = Memory::large_page;
+    return memory.used == 0 || mprotect(memory.base, (memory.used + page - 1) / page * page, protection) == 0;
 }
 
 // While one of these lives, device memory may be touched.
 struct DeviceAccess {
     DeviceAccess() {
-        if (memory.open++ == 0) region_protect(PROT_READ | PROT_WRITE);
+        if (memory.open++ == 0 && !region_protect(PROT_READ | PROT_WRITE))
+            throw Error(text("emu: cannot open %zu bytes of device memory (errno %d)", memory.used, errno));
     }
     DeviceAccess(const DeviceAccess&) = delete;
     DeviceAccess& operator=(const DeviceAccess&) = delete;
     ~DeviceAccess() {
-        if (--memory.open == 0) mprotect(memory.base, (memory.used + 4095) / 4096 * 4096, PROT_NONE);
+        if (--memory.open == 0) region_protect(PROT_NONE);
     }
 };
 
@@ -121,9 +124,11 @@ inline void fault_report(int signal, siginfo_t* info, void*) {
 }
 
 inline void region_make() {
-    void* at = mmap(nullptr, Memory::region_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    constexpr size_t page = Memory::large_page;
+    void* at = mmap(nullptr, Memory::region_bytes + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) throw Error("emu: no address space for device memory");
-    memory.base = static_cast<char*>(at);
+    memory.base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(at) + page - 1) / page * page);
+    madvise(memory.base, Memory::region_bytes, MADV_HUGEPAGE);
     static char stack[64 << 10];  // the thread's own may be what overflowed
     stack_t alternative = {};
     alternative.ss_sp = stack;

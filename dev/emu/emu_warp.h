@@ -40,7 +40,7 @@ EMU_NO_TSAN T shuffle(uint32_t mask, T value, int source, const Location& locati
     if (running) {
         running->in = &value;
         running->out = &result;
-        running->source = source;
+        running->source = int8_t(source);
     }
     warp_meet(Wait::shuffle, mask, false, location, [](Thread* lanes, uint32_t members) EMU_NO_TSAN {
         for (uint32_t rest = members; rest; rest &= rest - 1) {
