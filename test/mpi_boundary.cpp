@@ -17,10 +17,13 @@ struct Setup {
     Comm tp = world_make();
     Boundaries bs;
     std::vector<uint8_t> workspace;
+    std::vector<BoundaryDeviceCounters> found{boundary_count};
 
     Setup(const std::string& codec, size_t n, size_t threshold = 0, long first_step = 0) {
         boundaries_configure(bs, codec, {}, threshold, first_step);
-        bs.tp = &tp;
+        Device device;
+        boundaries_open(bs, tp, device);
+        bs.counters = found.data();
         bs.seed = 77;
         bs.step = 3;
         bs.micro_batch = 2;
@@ -257,7 +260,8 @@ TEST_CASE("sampled SNR is that of what this rank encoded, and sampling changes n
         }
     };
     const auto check_sums = [&] {
-        const BoundaryCounters counters = std::exchange(s.bs.list[head_bwd].counters, {});
+        const BoundaryDeviceCounters counters = std::exchange(s.found[head_bwd], {});
+        s.bs.list[head_bwd].counters = {};
         CHECK(counters.signal == doctest::Approx(signal).epsilon(1e-9));
         CHECK(counters.noise == doctest::Approx(noise).epsilon(1e-9));
         signal = noise = 0;
@@ -284,18 +288,18 @@ TEST_CASE("sampled SNR is that of what this rank encoded, and sampling changes n
     }
     s.gather(head_bwd, 0, n);
     add(tensor(s.tp.rank, n), s.tp.rank);
-    const BoundaryRecord record = boundaries_records_take(s.bs)[head_bwd];
+    const BoundaryRecord record = boundaries_records_take(s.bs, {})[head_bwd];
     CHECK(record.snr_db == doctest::Approx(10 * std::log10(signal / noise)));
     CHECK(record.snr_db > 30);
     CHECK(record.codec == "hadint6");
     CHECK(record.calls == 1);
-    CHECK(boundaries_records_take(s.bs)[head_bwd].calls == 0);
+    CHECK(boundaries_records_take(s.bs, {})[head_bwd].calls == 0);
 
     boundaries_configure(s.bs, "none", {}, 0, 0);
     s.workspace.resize(boundary_workspace_bytes(s.bs, n));
     s.bs.workspace = s.workspace.data();
     plain();
-    CHECK(std::isnan(boundaries_records_take(s.bs)[head_bwd].snr_db));
+    CHECK(std::isnan(boundaries_records_take(s.bs, {})[head_bwd].snr_db));
 }
 
 TEST_CASE("a group that is not finite is NaN on every rank, and counted") {
@@ -310,16 +314,16 @@ TEST_CASE("a group that is not finite is NaN on every rank, and counted") {
         if (rank == 0) local[130] = INFINITY;
         Pending pending = gather_begin(s.bs, attn_out_bwd, 0, local.data(), wire.data(), n, {});
         gather_finish(s.bs, pending, out.data(), {});
-        CHECK(s.bs.list[attn_out_bwd].counters.nonfinite == (rank == 0));
+        CHECK(s.found[attn_out_bwd].nonfinite == (rank == 0));
         for (size_t i = 0; i < out.size(); i++) CHECK(std::isnan(out[i]) == (i >= 128 && i < 256));
 
         // in the last rank's stripe: rank 0 counts its group, the owner the sum's
         std::vector<float> x = tensor(rank, n * t);
         if (rank == 0) x[(t - 1) * n + 5] = NAN;
-        s.bs.list[attn_out_bwd].counters = {};
+        s.found[attn_out_bwd] = {};
         pending = all_reduce_begin(s.bs, attn_out_bwd, 0, x.data(), n, {});
         all_reduce_finish(s.bs, pending, {});
-        CHECK(s.bs.list[attn_out_bwd].counters.nonfinite == uint64_t((rank == 0) + (rank == t - 1)));
+        CHECK(s.found[attn_out_bwd].nonfinite == uint64_t((rank == 0) + (rank == t - 1)));
         for (size_t i = 0; i < x.size(); i++) CHECK(std::isnan(x[i]) == (i >= (t - 1) * n && i < (t - 1) * n + 128));
     }
 }
@@ -345,9 +349,11 @@ TEST_CASE("time is counted and traced by boundary") {
     Setup s("taco", n);
     if (s.tp.size == 1) return;
     Trace trace = trace_make(s.tp.rank);
-    s.bs.trace = &trace;
+    s.bs.spans.trace = &trace;
+    boundaries_records_take(s.bs, {});  // the timeline begins
     s.gather(mlp_out_bwd, 0, n);
     s.all_reduce(mlp_out_bwd, 0, n);
+    const BoundaryRecord record = boundaries_records_take(s.bs, {})[mlp_out_bwd];
     for (const char* category : {"encode", "wire", "decode"}) {
         CAPTURE(category);
         double seconds = 0;
@@ -355,9 +361,8 @@ TEST_CASE("time is counted and traced by boundary") {
             CHECK(std::string(event.name) == "mlp_out.bwd");
             if (std::string(event.category) == category) seconds += event.end_s - event.begin_s;
         }
-        const BoundaryCounters& c = s.bs.list[mlp_out_bwd].counters;
-        const double counted = category[0] == 'e' ? c.encode_s : category[0] == 'w' ? c.wire_s : c.decode_s;
+        const double counted = category[0] == 'e' ? record.encode_ms : category[0] == 'w' ? record.wire_ms : record.decode_ms;
         CHECK(counted > 0);
-        CHECK(counted == doctest::Approx(seconds).epsilon(1e-6));
+        CHECK(counted == doctest::Approx(1e3 * seconds).epsilon(1e-6));
     }
 }

@@ -25,7 +25,7 @@ TEST_CASE("byte exchanges of any size, in one message or in pieces") {
             std::vector<uint8_t> slots(bytes * size, 0xEE);
             std::ranges::copy(pattern(rank, bytes), slots.begin() + rank * bytes);
             Sent sent;
-            Request request = all_gather_begin(world, slots.data(), bytes, {});
+            Request request = all_gather_begin(world, slots.data(), bytes);
             const size_t counted = request.sent_bytes;
             request_finish(world, request, "test");
             CHECK(counted == (size - 1) * bytes);
@@ -35,7 +35,7 @@ TEST_CASE("byte exchanges of any size, in one message or in pieces") {
             std::vector<uint8_t> from(bytes * size), to(bytes * size, 0xEE);
             for (int r = 0; r < size; r++) std::ranges::copy(pattern(rank * 100 + r, bytes), from.begin() + r * bytes);
             sent = {};
-            request = all_to_all_begin(world, to.data(), from.data(), bytes, {});
+            request = all_to_all_begin(world, to.data(), from.data(), bytes);
             CHECK(sent.bytes() == request.sent_bytes);
             CHECK(sent.bytes() == (size - 1) * bytes);
             request_finish(world, request, "test");
@@ -62,7 +62,7 @@ TEST_CASE("several exchanges in flight finish in any order") {
     for (int i = 0; i < 3; i++) slots.emplace_back(bytes * world.size);
     for (int i = 0; i < 3; i++) {
         std::ranges::copy(pattern(world.rank + 50 * i, bytes), slots[i].begin() + world.rank * bytes);
-        requests.push_back(all_gather_begin(world, slots[i].data(), bytes, {}));
+        requests.push_back(all_gather_begin(world, slots[i].data(), bytes));
     }
     for (int i : {2, 0, 1}) request_finish(world, requests[i], "test");
     for (int i = 0; i < 3; i++)
@@ -161,7 +161,8 @@ TEST_CASE("a rank that is missing or fails ends the run") {
         mesh.world.timeout_s = 60;
         Boundaries bs;
         boundaries_configure(bs, "taco", {}, 0, 0);
-        bs.tp = &mesh.tp;
+        Device device;
+        boundaries_open(bs, mesh.tp, device);
         std::vector<uint8_t> wire(gather_wire_bytes(bs, mlp_out_bwd, 100));
         std::vector<float> local(100), out(300);
         for (int i = 0; i < 3; i++) {

@@ -1,4 +1,5 @@
-// The communication seam on MPI: groups of ranks, byte exchanges as begin / finish, and small deterministic reductions.
+// Communication of what is in the host's memory, by MPI: groups of ranks, byte exchanges as begin / finish, and small
+// deterministic reductions. Tensors in the device's memory: tensors.h.
 //
 // A build without MPI (-DLLMC_NO_MPI) has the same functions for one rank. Every rank of a group calls the same functions
 // in the same order. Sums over ranks are formed in rank order, so all ranks hold the same bits.
@@ -12,12 +13,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "llmc/check.h"
-#include "llmc/device.h"
 
 #ifdef LLMC_NO_MPI
 using CommHandle = int;
@@ -26,6 +27,10 @@ using CommHandle = int;
 using CommHandle = MPI_Comm;
 #endif
 
+enum class Transport { mpi, nccl };  // of tensors between GPUs
+
+struct TensorLink;  // tensors_gpu.h
+
 struct Comm {
     int rank = 0, size = 1;
     CommHandle handle{};
@@ -33,6 +38,12 @@ struct Comm {
     double timeout_s = 600;          // of one collective
     size_t piece = size_t(1) << 30;  // longest single message, bytes: MPI counts in int
     uint64_t sequence = 0;           // collectives begun
+    Transport transport = Transport::mpi;
+    std::shared_ptr<TensorLink> link;  // of tensors, by comm_tensors_open; null on the cpu target
+};
+
+struct HostRanks {
+    int rank = 0, size = 1;
 };
 
 // A collective in flight. Buffers belong to it until request_finish.
@@ -70,17 +81,23 @@ inline Comm comm_split(const Comm&, int, const char* axis) {
     comm.axis = axis;
     return comm;
 }
-inline int comm_ranks_on_host(const Comm&) { return 1; }
-inline Request all_gather_begin(Comm&, void*, size_t, Stream) { return {}; }
-inline Request all_to_all_begin(Comm&, void*, const void*, size_t, Stream) { return {}; }
+inline HostRanks comm_host_ranks(const Comm&) { return {}; }
+inline Request all_gather_begin(Comm&, void*, size_t) { return {}; }
+inline Request all_to_all_begin(Comm&, void*, const void*, size_t) { return {}; }
 inline void request_finish(Comm&, Request&, const char*) {}
 inline void broadcast(Comm&, void*, size_t, int) {}
 #else
 
 inline void comm_init(int* argc, char*** argv) {
+#ifdef LLMC_CUDA
+    const int wanted = MPI_THREAD_MULTIPLE;  // the watchdog asks around while the main thread waits
+#else
+    const int wanted = MPI_THREAD_FUNNELED;  // threads compute, the main one communicates
+#endif
     int level = 0;
-    MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &level);  // threads compute, the main one communicates
-    check(level >= MPI_THREAD_FUNNELED, "this MPI has no MPI_THREAD_FUNNELED: use one that was built with threads");
+    MPI_Init_thread(argc, argv, wanted, &level);
+    check(level >= wanted, "this MPI cannot be called from %s: use one that was built with threads",
+          wanted == MPI_THREAD_MULTIPLE ? "several threads" : "a program with threads");
 }
 inline void comm_finalize() { MPI_Finalize(); }
 
@@ -94,12 +111,13 @@ inline Comm comm_wrap(MPI_Comm handle, const char* axis) {
 }
 inline Comm comm_world() { return comm_wrap(MPI_COMM_WORLD, "world"); }
 
-// Of the ranks in `group`, those on this rank's host. Collective.
-inline int comm_ranks_on_host(const Comm& group) {
+// Of the ranks in `group`, those on this rank's host, and this rank's number among them. Collective.
+inline HostRanks comm_host_ranks(const Comm& group) {
     MPI_Comm host;
     MPI_Comm_split_type(group.handle, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-    int ranks = 1;
-    MPI_Comm_size(host, &ranks);
+    HostRanks ranks;
+    MPI_Comm_rank(host, &ranks.rank);
+    MPI_Comm_size(host, &ranks.size);
     MPI_Comm_free(&host);
     return ranks;
 }
@@ -112,7 +130,7 @@ inline Comm comm_split(const Comm& from, int color, const char* axis) {
     comm.timeout_s = from.timeout_s;
     comm.piece = from.piece;
     // Over TCP, Open MPI sends what exceeds its eager limit of 64 KB in one direction at a time. All ranks cut alike.
-    int same_host = comm_ranks_on_host(comm) == comm.size, all_same_host = 0;
+    int same_host = comm_host_ranks(comm).size == comm.size, all_same_host = 0;
     MPI_Allreduce(&same_host, &all_same_host, 1, MPI_INT, MPI_MIN, handle);
     if (!all_same_host) comm.piece = std::min<size_t>(comm.piece, 60 << 10);
     return comm;
@@ -146,14 +164,14 @@ Request exchange_begin(Comm& comm, size_t bytes, Send send, Receive receive) {
 }
 
 // slots [size][bytes]: the own slot is filled, the others are received.
-inline Request all_gather_begin(Comm& comm, void* slots, size_t bytes, Stream) {
+inline Request all_gather_begin(Comm& comm, void* slots, size_t bytes) {
     char* base = static_cast<char*>(slots);
     return exchange_begin(
         comm, bytes, [=, &comm](int) { return base + comm.rank * bytes; }, [=](int peer) { return base + peer * bytes; });
 }
 
 // Slot p of `send` [size][bytes] goes to rank p, into its slot of this rank's number. Own slots are not touched.
-inline Request all_to_all_begin(Comm& comm, void* receive, const void* send, size_t bytes, Stream) {
+inline Request all_to_all_begin(Comm& comm, void* receive, const void* send, size_t bytes) {
     char* to = static_cast<char*>(receive);
     const char* from = static_cast<const char*>(send);
     return exchange_begin(
@@ -219,12 +237,15 @@ inline void broadcast(Comm& comm, void* data, size_t bytes, int root) {
 }
 #endif
 
+inline int comm_ranks_on_host(const Comm& group) { return comm_host_ranks(group).size; }
+inline int comm_rank_on_host(const Comm& group) { return comm_host_ranks(group).rank; }
+
 // One value of each rank, in rank order.
 template <class T>
 std::vector<T> gather_values(Comm& comm, T own, const char* what) {
     std::vector<T> all(comm.size);
     all[comm.rank] = own;
-    Request request = all_gather_begin(comm, all.data(), sizeof(T), {});
+    Request request = all_gather_begin(comm, all.data(), sizeof(T));
     request_finish(comm, request, what);
     return all;
 }
@@ -249,7 +270,7 @@ inline std::vector<std::string> gather_text(Comm& comm, const std::string& own) 
     const size_t slot = *std::max_element(sizes.begin(), sizes.end());
     std::vector<char> slots(slot * comm.size);
     std::copy(own.begin(), own.end(), slots.begin() + slot * comm.rank);
-    Request request = all_gather_begin(comm, slots.data(), slot, {});
+    Request request = all_gather_begin(comm, slots.data(), slot);
     request_finish(comm, request, "texts");
     std::vector<std::string> texts;
     for (int r = 0; r < comm.size; r++) texts.emplace_back(slots.data() + slot * r, sizes[r]);
@@ -272,11 +293,11 @@ inline void all_reduce_sum(Comm& comm, float* x, size_t n, size_t stripe = size_
     std::vector<float> received(stripe * comm.size);
     while (stripe > 0) {
         float* own = x + comm.rank * stripe;
-        Request request = all_to_all_begin(comm, received.data(), x, stripe * sizeof(float), {});
+        Request request = all_to_all_begin(comm, received.data(), x, stripe * sizeof(float));
         request_finish(comm, request, "sum over ranks, reduce-scatter");
         std::copy_n(own, stripe, &received[comm.rank * stripe]);
         sum_in_order(own, received.data(), stripe);
-        request = all_gather_begin(comm, x, stripe * sizeof(float), {});
+        request = all_gather_begin(comm, x, stripe * sizeof(float));
         request_finish(comm, request, "sum over ranks, all-gather");
         x += stripe * comm.size;
         n -= stripe * comm.size;
@@ -285,7 +306,7 @@ inline void all_reduce_sum(Comm& comm, float* x, size_t n, size_t stripe = size_
     if (n == 0) return;
     received.resize(n * comm.size);  // the rest are fewer than the ranks: all ranks sum them
     std::copy_n(x, n, &received[comm.rank * n]);
-    Request request = all_gather_begin(comm, received.data(), n * sizeof(float), {});
+    Request request = all_gather_begin(comm, received.data(), n * sizeof(float));
     request_finish(comm, request, "sum over ranks, last values");
     sum_in_order(x, received.data(), n);
 }

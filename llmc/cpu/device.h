@@ -25,6 +25,12 @@ inline void event_record(Event& event, Stream) {
 inline void stream_wait(Stream, const Event&) {}
 inline double event_seconds(const Event& from, const Event& to) { return to.seconds - from.seconds; }
 
+struct EventPool {};
+inline Event event_take(EventPool&) { return {}; }
+inline void stream_follow(EventPool&, Stream, Stream) {}
+
+constexpr bool device_is_host = true;  // whether the host may touch the device's memory
+
 // Zeroed memory of the device, `bytes` long. Large pages where the system has them: the optimizer's sweep over all
 // parameters is bound by memory, and small pages cost it a TLB miss every 4 KB.
 inline void* device_allocate(size_t bytes) {

@@ -5,8 +5,10 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "llmc/check.h"
 
@@ -89,11 +91,36 @@ inline double event_seconds(const Event& from, const Event& to) {
     return 1e-3 * milliseconds;
 }
 
-// Zeroed memory of the device.
+// Events that are used again once nobody else holds them: a step records hundreds, and making one is a call to the driver.
+struct EventPool {
+    std::vector<Event> events;
+    size_t next = 0;
+};
+inline Event event_take(EventPool& pool) {
+    for (size_t tries = std::min<size_t>(2, pool.events.size()); tries > 0; tries--) {
+        const Event& event = pool.events[pool.next++ % pool.events.size()];
+        if (event.handle.use_count() == 1) return event;
+    }
+    pool.events.push_back(event_make());
+    return pool.events.back();
+}
+
+// What is put on `stream` from now on starts after what is on `before` now.
+inline void stream_follow(EventPool& pool, Stream stream, Stream before) {
+    if (stream.handle == before.handle) return;
+    Event event = event_take(pool);
+    event_record(event, before);
+    stream_wait(stream, event);
+}
+
+constexpr bool device_is_host = false;  // whether the host may touch the device's memory
+
+// Zeroed memory of the device, before any stream goes on.
 inline void* device_allocate(size_t bytes) {
     void* memory = nullptr;
     cuda_check(cudaMalloc(&memory, bytes), "cudaMalloc");
     cuda_check(cudaMemset(memory, 0, bytes), "cudaMemset");
+    cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // our streams do not wait for the default one
     return memory;
 }
 inline void device_free(void* memory, size_t) { cudaFree(memory); }
