@@ -107,7 +107,8 @@ inline void fault_report(int signal, siginfo_t* info, void*) {
     char line[512];
     int length = 0;
     if (block.stacks.is_guard(info->si_addr)) {
-        length = snprintf(line, sizeof line, "emu: a CUDA thread needs more than its %zu KB of stack\n", Stacks::bytes >> 10);
+        length = snprintf(line, sizeof line, "emu: a CUDA thread needs more than its %zu KB of stack\n",
+                          (Stacks::bytes - Stacks::guard) >> 10);
     } else if (in_region(info->si_addr)) {
         const auto it = allocation_find(info->si_addr);
         if (it == memory.allocations.end())
@@ -173,26 +174,31 @@ inline void allocation_fill(char* at, size_t bytes) {
     else std::memset(at, 0xff, bytes);
 }
 
+// Before and behind, leaving the contents as they are.
+inline void guards_write(char* at, size_t bytes) {
+    guard_write(at - guard_bytes, guard_bytes);
+    guard_write(at + bytes, slot_bytes(bytes) - bytes);
+}
+
 // Fresh contents, and guards around them.
 inline void allocation_begin(char* at) {
     const DeviceAccess access;
     Allocation& allocation = memory.allocations[reinterpret_cast<uintptr_t>(at)];
     allocation.state = State::live;
     memory_unpoison(at, allocation.bytes);
-    if (!with_asan) {
-        guard_write(at - guard_bytes, guard_bytes);
-        guard_write(at + allocation.bytes / 4 * 4, slot_bytes(allocation.bytes) - allocation.bytes / 4 * 4);
-    }
+    if (!with_asan) guards_write(at, allocation.bytes);
     allocation_fill(at, allocation.bytes);
 }
 
+// Throws if somebody wrote around the allocation, once.
 inline void guards_check(uintptr_t address, const Allocation& allocation) {
     if (with_asan || allocation.state != State::live) return;
-    const char* at = reinterpret_cast<const char*>(address);
-    if (!guard_holds(at - guard_bytes, guard_bytes))
-        throw Error(text("device code wrote before an allocation of %zu bytes", allocation.bytes));
-    if (!guard_holds(at + allocation.bytes, slot_bytes(allocation.bytes) - allocation.bytes))
-        throw Error(text("device code wrote behind an allocation of %zu bytes", allocation.bytes));
+    char *at = reinterpret_cast<char*>(address), *end = at + allocation.bytes;
+    const size_t behind = slot_bytes(allocation.bytes) - allocation.bytes;
+    const bool before_holds = guard_holds(at - guard_bytes, guard_bytes);
+    if (before_holds && guard_holds(end, behind)) return;
+    guards_write(at, allocation.bytes);
+    throw Error(text("device code wrote %s an allocation of %zu bytes", before_holds ? "behind" : "before", allocation.bytes));
 }
 
 inline void guards_check_all() {

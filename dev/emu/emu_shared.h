@@ -18,19 +18,23 @@ namespace emu {
 constexpr uint32_t guard_word = 0xffc5ffc5;  // a NaN too, but not what fresh memory holds
 constexpr size_t guard_bytes = 256;
 
-EMU_NO_TSAN inline void guard_write(char* at, size_t bytes) {
-    for (size_t i = 0; i + 4 <= bytes; i += 4) *reinterpret_cast<volatile uint32_t*>(at + i) = guard_word;
+constexpr uint8_t guard_byte(uintptr_t address) { return uint8_t(guard_word >> 8 * (address % 4)); }
+
+// Any address, whole words where they fit. Neither sanitizer sees it.
+EMU_NO_TSAN __attribute__((no_sanitize("address"))) inline void guard_write(char* at, size_t bytes) {
+    volatile char *to = at, *end = at + bytes;
+    for (; to < end && reinterpret_cast<uintptr_t>(to) % 4; to++) *to = char(guard_byte(reinterpret_cast<uintptr_t>(to)));
+    for (; end - to >= 4; to += 4) *reinterpret_cast<volatile uint32_t*>(to) = guard_word;
+    for (; to < end; to++) *to = char(guard_byte(reinterpret_cast<uintptr_t>(to)));
 }
 
-// From the end of something up to the next multiple of 4, then words.
-__attribute__((no_sanitize("address"))) EMU_NO_TSAN inline bool guard_holds(const char* at, size_t bytes) {
-    const volatile char* bytewise = at;
-    size_t i = 0;
-    for (; (reinterpret_cast<uintptr_t>(at) + i) % 4; i++) {
-        if (uint8_t(bytewise[i]) != uint8_t(guard_word >> 8 * ((reinterpret_cast<uintptr_t>(at) + i) % 4))) return false;
+EMU_NO_TSAN __attribute__((no_sanitize("address"))) inline bool guard_holds(const char* at, size_t bytes) {
+    const volatile char *from = at, *end = at + bytes;
+    for (; from < end && reinterpret_cast<uintptr_t>(from) % 4; from++) {
+        if (uint8_t(*from) != guard_byte(reinterpret_cast<uintptr_t>(from))) return false;
     }
-    for (; i + 4 <= bytes; i += 4) {
-        if (*reinterpret_cast<const volatile uint32_t*>(at + i) != guard_word) return false;
+    for (; end - from >= 4; from += 4) {
+        if (*reinterpret_cast<const volatile uint32_t*>(from) != guard_word) return false;
     }
     return true;
 }
@@ -69,7 +73,7 @@ EMU_NO_TSAN inline char* shared_take(size_t bytes, const char* name) {
     const size_t end = (bytes + 127) / 128 * 128;
     if (!with_asan) {
         guard_write(at - guard_bytes, guard_bytes);
-        guard_write(at + bytes / 4 * 4, end - bytes / 4 * 4 + guard_bytes);
+        guard_write(at + bytes, end - bytes + guard_bytes);
     }
     memory_unpoison(at, bytes);
     if (with_tsan) fill_unseen(at, 0xff, bytes);
@@ -93,7 +97,7 @@ EMU_NO_TSAN inline void shared_begin(size_t dynamic_bytes) {
     memory_poison(shared.next, Shared::room / 2);
     shared.count = 0;
     shared.bytes = 0;
-    shared.dynamic = shared_take(dynamic_bytes, "dynamic shared memory");
+    shared.dynamic = dynamic_bytes ? shared_take(dynamic_bytes, "dynamic shared memory") : nullptr;
 }
 
 inline void shared_end() {

@@ -76,9 +76,10 @@ EMU_NO_TSAN inline void* stack_prepare(char* top, void (*entry)()) {
 #error "dev/emu/emu_switch.h has no stack_switch for this processor"
 #endif
 
-// Stacks of one size, each above a page that may not be touched, made as they are needed.
+// Stacks of one size, each above memory that may not be touched, made as they are needed.
 struct Stacks {
-    static constexpr size_t guard = 4096, bytes = (with_asan || with_tsan ? 256 : 64) * size_t(1024);
+    static constexpr size_t guard = 64 << 10;  // as large as a big frame that steps over it would have to be
+    static constexpr size_t bytes = guard + (with_asan || with_tsan ? 256 << 10 : 64 << 10);
 
     std::vector<char*> all;
     char** unused = nullptr;  // [all.size()]
