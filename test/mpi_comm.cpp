@@ -3,10 +3,7 @@
 #include "mpi_wrap.h"  // first
 // clang-format on
 
-#include <sys/wait.h>
 #include <unistd.h>
-
-#include <filesystem>
 
 #include "llmc/comm/agree.h"
 #include "llmc/comm/boundary.h"
@@ -180,23 +177,11 @@ TEST_CASE("a rank that is missing or fails ends the run") {
     if (world.size > 2) return;  // once is enough
     if (world.rank == 0) {
         for (const std::string which : {"abort", "watchdog"}) {
-            // a run within a run must not see the outer one's variables
-            const std::string command =
-                "for v in $(env | sed -n 's/^\\(\\(OMPI\\|PMIX\\|ORTE\\|OPAL\\|PRTE\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); do unset $v; "
-                "done; "
-                ". '" PROJECT_ROOT "/scripts/mpi_env.sh'; OMP_NUM_THREADS=1 MPI_COMM_ENDING=" +
-                which + " mpirun -np 6 '" + std::filesystem::read_symlink("/proc/self/exe").string() +
-                "' '--test-case=a rank that is missing*' 2>&1 </dev/null";
-            const double begin = seconds_now();
-            FILE* pipe = popen(command.c_str(), "r");
-            REQUIRE(pipe);
-            std::string text;
-            for (int c; (c = fgetc(pipe)) != EOF;) text += char(c);
-            const int status = pclose(pipe);
+            const NestedRun run = run_nested("MPI_COMM_ENDING=" + which, 6, "a rank that is missing*");
+            const std::string& text = run.text;
             CAPTURE(text);
-            CHECK(WIFEXITED(status));
-            CHECK(WEXITSTATUS(status) != 0);
-            CHECK(seconds_now() - begin < 25);
+            CHECK(run.status > 0);
+            CHECK(run.seconds < 25);
             const std::string expected =
                 which == "abort"
                     ? "train_gpt: rank 1: cannot read x\n"

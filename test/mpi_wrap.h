@@ -1,13 +1,19 @@
-// What the multi-rank tests of communication share: MPI wrapped (PMPI) to count what it is handed, and data that every rank
-// can compute for every other. Include it first.
+// What the multi-rank tests of communication share: MPI wrapped (PMPI) to count what it is handed, data that every rank can
+// compute for every other, memory of the device, and runs within a run. Include it first.
 #pragma once
 // clang-format off
 #include "mpi_main.h"  // first: doctest does not compile under the macros of llmc/check.h
 // clang-format on
 
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <vector>
+
+#include "llmc/device.h"
+#include "llmc/dtype.h"
 
 inline uint64_t isend_bytes = 0, other_sends = 0;
 
@@ -136,6 +142,88 @@ inline std::vector<uint8_t> pattern(int key, size_t bytes) {
 }
 
 inline bool same(const void* a, const void* b, size_t bytes) { return bytes == 0 || memcmp(a, b, bytes) == 0; }
-inline bool same(const std::vector<float>& a, const std::vector<float>& b) {
-    return a.size() == b.size() && same(a.data(), b.data(), a.size() * sizeof(float));
+template <class T>
+bool same(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && same(a.data(), b.data(), a.size() * sizeof(T));
+}
+
+// What the storage type keeps of the values.
+inline std::vector<float> stored(std::vector<float> x) {
+    for (float& value : x) value = float(floatX(value));
+    return x;
+}
+
+// ---- the device ----
+
+struct TestDevice {
+    Device device = device_open(0);
+    Stream stream = stream_make(device);
+};
+inline TestDevice& test_device() {
+    static TestDevice device;
+    return device;
+}
+
+// n values of T on the device.
+template <class T>
+struct OnDevice {
+    size_t n;
+    T* data;
+
+    explicit OnDevice(size_t n) : n(n), data(static_cast<T*>(device_allocate(std::max<size_t>(1, n * sizeof(T))))) {}
+    template <class S>
+    explicit OnDevice(const std::vector<S>& values) : OnDevice(values.size()) {
+        set(values);
+    }
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+    ~OnDevice() { device_free(data, std::max<size_t>(1, n * sizeof(T))); }
+
+    void resize(size_t count) {  // what was there is lost
+        device_free(data, std::max<size_t>(1, n * sizeof(T)));
+        n = count;
+        data = static_cast<T*>(device_allocate(std::max<size_t>(1, n * sizeof(T))));
+    }
+
+    template <class S>
+    void set(const std::vector<S>& values, size_t at = 0) {
+        const std::vector<T> own(values.begin(), values.end());
+        if (!own.empty()) device_upload(data + at, own.data(), own.size() * sizeof(T), test_device().stream);
+    }
+    std::vector<T> get() const {
+        std::vector<T> own(n);
+        if (n) device_download(own.data(), data, n * sizeof(T), test_device().stream);
+        return own;
+    }
+    std::vector<float> floats() const {
+        const std::vector<T> own = get();
+        return std::vector<float>(own.begin(), own.end());
+    }
+};
+
+// ---- a run of this program within a run, for what ends the process ----
+
+struct NestedRun {
+    int status;  // of the exit; -1: killed
+    double seconds;
+    std::string text;  // stdout and stderr
+};
+
+// `settings`, as in "NAME=x OTHER=y", are in the environment.
+inline NestedRun run_nested(const std::string& settings, int ranks, const std::string& test_case) {
+    // it must not see the outer run's variables
+    const std::string command =
+        "for v in $(env | sed -n 's/^\\(\\(OMPI\\|PMIX\\|ORTE\\|OPAL\\|PRTE\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); do unset $v; done; "
+        ". '" PROJECT_ROOT "/scripts/mpi_env.sh'; OMP_NUM_THREADS=1 " +
+        settings + " mpirun -np " + std::to_string(ranks) + " '" + std::filesystem::read_symlink("/proc/self/exe").string() +
+        "' '--test-case=" + test_case + "' 2>&1 </dev/null";
+    const auto begin = std::chrono::steady_clock::now();
+    FILE* pipe = popen(command.c_str(), "r");
+    REQUIRE(pipe);
+    NestedRun run{};
+    for (int c; (c = fgetc(pipe)) != EOF;) run.text += char(c);
+    const int status = pclose(pipe);
+    run.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    run.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return run;
 }
