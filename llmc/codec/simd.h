@@ -164,9 +164,8 @@ SIMD_FN v16 divide(v16 y, const Divider& by) {
 #ifdef __AVX512F__
     if constexpr (quick) {
         const __m512 s = (__m512)by.s, r = (__m512)by.reciprocal, a = (__m512)y;
-        const __m512 q0 = _mm512_mul_ps(a, r);
-        const __m512 q1 = _mm512_fmadd_ps(_mm512_fnmadd_ps(q0, s, a), r, q0);
-        return (v16)_mm512_fmadd_ps(_mm512_fnmadd_ps(q1, s, a), r, q1);
+        const __m512 q = _mm512_mul_ps(a, r);
+        return (v16)_mm512_fmadd_ps(_mm512_fnmadd_ps(q, s, a), r, q);
     }
 #endif
     return y / by.s;
@@ -343,7 +342,7 @@ inline int groups_encode(const Codec& c, uint8_t* payload, spec::Scales* scales,
     uint32_t max_bits[tile_groups(G)];
     if constexpr (has_alpha) {
         for (int k = 0; k < groups; k++) scales[k].s = tree_sum_squares<V>(x + k * G);
-        for (int k = 0; k < groups; k++) scales[k].alpha = spec::taco_alpha(c, scales[k].s, present);
+        for (int k = 0; k < groups; k++) scales[k].alpha = spec::taco_alpha(c, scales[k].s / float(present));
     }
     for (int k = 0; k < groups; k++) {
         alignas(64) v16 y[V];

@@ -28,6 +28,10 @@
 //
 // Stochastic rounding (Codec::stochastic): value i of the stripe takes word i % 4 of Philox counter i / 4.
 #pragma once
+#ifdef __CUDACC__
+#include <cuda_fp8.h>
+#endif
+
 #include <cstdint>
 #include <cstring>
 
@@ -121,6 +125,15 @@ CODEC_FN uint8_t fp8_encode(Fp8Format format, float v) {
     return uint8_t(sign | (code < f.max_code ? code : f.max_code));
 }
 
+// Two of them, the first in the low byte. GPUs that have FP8 convert by the same rule.
+CODEC_FN uint16_t fp8_encode_pair(Fp8Format format, float low, float high) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 890
+    return __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, format == Fp8Format::e4m3 ? __NV_E4M3 : __NV_E5M2);
+#else
+    return uint16_t(fp8_encode(format, low) | fp8_encode(format, high) << 8);
+#endif
+}
+
 // Up with a probability equal to the fraction: random bits are added below the mantissa. Subnormals are lifted by the
 // least normal number, onto the same grid.
 CODEC_FN uint8_t fp8_encode_stochastic(Fp8Format format, float v, uint32_t random) {
@@ -205,9 +218,8 @@ struct Scales {
     float s, alpha;
 };
 
-CODEC_FN float taco_alpha(const Codec& c, float sum_of_squares, int present) {
-    const float mean = div(sum_of_squares, float(present));
-    return clamp(div(fp8_max(c.format), root(add(mean, 1e-6f))), 1e-3f, 1e3f);
+CODEC_FN float taco_alpha(const Codec& c, float mean_square) {
+    return clamp(div(fp8_max(c.format), root(add(mean_square, 1e-6f))), 1e-3f, 1e3f);
 }
 
 // From max|y| as bits, where NaN and infinity are the largest.
@@ -233,7 +245,7 @@ CODEC_FN bool group_encode(const Codec& c, uint8_t* payload, Scales& scales, con
     scales.alpha = 1;
     if (c.kind == Codec::taco) {
         for (int i = 0; i < g; i++) squares[i] = mul(y[i], y[i]);
-        scales.alpha = taco_alpha(c, tree_sum(squares, g), present);
+        scales.alpha = taco_alpha(c, div(tree_sum(squares, g), float(present)));
         for (int i = 0; i < g; i++) y[i] = mul(scales.alpha, y[i]);
     }
     if (codec_has_hadamard(c)) {
