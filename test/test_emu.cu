@@ -423,15 +423,15 @@ __global__ void shared_half_written(float* out) {
     EMU_SHARED_ARRAY(float, row, [64]);
     if (threadIdx.x < 32) row[threadIdx.x] = 1;
     __syncthreads();
-    out[threadIdx.x] = row[threadIdx.x];
+    out[blockIdx.x * 64 + threadIdx.x] = row[threadIdx.x];
 }
 
 TEST_CASE("memory that nobody wrote is NaN: on the device, and in shared memory of every block") {
-    float* out = device_fresh<float>(64);
-    for (float value : download(out, 64)) CHECK(std::isnan(value));
+    float* out = device_fresh<float>(128);
+    for (float value : download(out, 128)) CHECK(std::isnan(value));
     run(shared_half_written, dim3(2), dim3(64), 0, out);
-    const auto values = download(out, 64);
-    for (int i = 0; i < 64; i++) CHECK(std::isnan(values[i]) == (i >= 32));
+    const auto values = download(out, 128);
+    for (int i = 0; i < 128; i++) CHECK(std::isnan(values[i]) == (i % 64 >= 32));
     cudaFree(out);
 }
 

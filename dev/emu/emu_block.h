@@ -10,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <source_location>
+#include <string>
 #include <utility>
 
 #include "emu_options.h"
@@ -372,7 +373,7 @@ inline void block_prepare(dim3 shape, void (*body)(void*), void* arguments) {
     block.order = options().order;
     block.random = Random(options().order_seed);
     block.strategy = options().order_seed % 3;
-    if (block.stacks.all.size() < block.count * Block::pools) block.stacks.reserve(block.count * Block::pools);
+    block.stacks.reserve(block.count * Block::pools);
     uint3 index = {0, 0, 0};
     for (uint32_t i = 0; i < block.count; i++) {
         Thread& thread = block.threads[i];

@@ -86,6 +86,7 @@ inline void launch_run(const Launch& launch, void (*body)(void*), void* argument
             shared_end();
         }
     } catch (const std::exception& error) {
+        order_acquire(&block.end_order);
         launch_error(launch, error.what());
     }
     order_acquire(&block.end_order);

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <stdexcept>
-#include <vector>
 
 #include "emu_sanitizer.h"
 
@@ -80,42 +79,36 @@ EMU_NO_TSAN inline void* stack_prepare(char* top, void (*entry)()) {
 struct Stacks {
     static constexpr size_t guard = 64 << 10;  // as large as a big frame that steps over it would have to be
     static constexpr size_t bytes = guard + (with_asan || with_tsan ? 256 << 10 : 64 << 10);
+    static constexpr size_t max_count = with_tsan ? 4096 : 1024;
 
-    std::vector<char*> all;
-    char** unused = nullptr;  // [all.size()]
-    size_t unused_count = 0;
+    char* all[max_count];
+    char* unused[max_count];
+    size_t count = 0, unused_count = 0;
 
-    Stacks() = default;
-    Stacks(const Stacks&) = delete;
-    Stacks& operator=(const Stacks&) = delete;
-
-    void reserve(size_t count) {
-        while (all.size() < count) {
-            const size_t add = 64;
-            void* memory = mmap(nullptr, add * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (memory == MAP_FAILED) throw std::runtime_error("emu: no memory for the stacks of CUDA threads");
-            for (size_t i = 0; i < add; i++) {
-                all.push_back(static_cast<char*>(memory) + i * bytes);
-                mprotect(all.back(), guard, PROT_NONE);
-            }
+    void reserve(size_t wanted) {
+        if (wanted <= count) return;
+        const size_t add = (wanted - count + 63) / 64 * 64;
+        void* memory = mmap(nullptr, add * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) throw std::runtime_error("emu: no memory for the stacks of CUDA threads");
+        for (size_t i = 0; i < add; i++) {
+            all[count] = static_cast<char*>(memory) + i * bytes;
+            mprotect(all[count++], guard, PROT_NONE);
         }
-        delete[] unused;
-        unused = new char*[all.size()];
         release_all();
     }
     void release_all() {
         unused_count = 0;
-        for (size_t i = all.size(); i-- > 0;) unused[unused_count++] = all[i];
+        for (size_t i = count; i-- > 0;) unused[unused_count++] = all[i];
     }
     // Also after threads were given up in the middle of what they did.
     void clean_all() {
-        for (char* stack : all) memory_unpoison(stack + guard, bytes - guard);
+        for (size_t i = 0; i < count; i++) memory_unpoison(all[i] + guard, bytes - guard);
         release_all();
     }
     bool is_guard(const void* address) const {
         const uintptr_t at = reinterpret_cast<uintptr_t>(address);
-        for (char* stack : all) {
-            if (at - reinterpret_cast<uintptr_t>(stack) < guard) return true;
+        for (size_t i = 0; i < count; i++) {
+            if (at - reinterpret_cast<uintptr_t>(all[i]) < guard) return true;
         }
         return false;
     }
