@@ -8,6 +8,8 @@
 // The null stream is one more stream: to streams made with cudaStreamNonBlocking, the only ones there are, CUDA gives it no
 // order either. All CUDA calls come from the program's first thread; others may only query.
 #pragma once
+#include <sched.h>
+
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -30,7 +32,7 @@ struct Record {
 };
 
 struct Work {
-    std::function<void()> run;        // null: none
+    std::function<bool()> run;        // null: none; false: not done yet, it is called again
     std::shared_ptr<Record> waits_for;  // null: none
     uint64_t number = 0;              // of that record
     CUstream_st* stream = nullptr;    // that that record was put on
@@ -81,11 +83,18 @@ inline void work_put(CUstream_st& stream, Work work) {
     stream.pending++;
 }
 
-// Puts `work` on a stream. It may touch device memory. For kernels, copies, and the calls of libraries.
-inline void enqueue(cudaStream_t handle, std::function<void()> work) {
+// Puts `work` on a stream. It may touch device memory. For kernels, copies, and the calls of libraries. What waits for other
+// processes is polled: it tries, and returns whether it is done; until then other streams go on.
+inline void enqueue_poll(cudaStream_t handle, std::function<bool()> work) {
     CUstream_st* stream = stream_find(handle);
     if (!stream) throw Error("emu: work for a stream that does not exist");
     work_put(*stream, {std::move(work), nullptr, 0, nullptr});
+}
+inline void enqueue(cudaStream_t handle, std::function<void()> work) {
+    enqueue_poll(handle, [work = std::move(work)] {
+        work();
+        return true;
+    });
 }
 
 // After an error nothing that was queued is worth running.
@@ -96,17 +105,24 @@ inline void streams_clear() {
     }
 }
 
-// The first piece of work of a stream, whose waits allow it.
-inline void work_run(CUstream_st& stream) {
-    const Work work = std::move(stream.queue.front());
-    stream.queue.pop_front();
+// The first piece of work of a stream, whose waits allow it. False if it is not done yet.
+inline bool work_run(CUstream_st& stream) {
     try {
-        if (work.run) work.run();
+        const Work& work = stream.queue.front();
+        if (work.run && !work.run()) return false;
     } catch (...) {
         streams_clear();
         throw;
     }
+    stream.queue.pop_front();
     stream.pending--;
+    return true;
+}
+
+// The next piece of work that a stream needs, its own or another's that it waits for. False if that is not done yet.
+inline bool goal_step(CUstream_st& goal) {
+    const Work& next = goal.queue.front();
+    return next.may_run() ? work_run(goal) : goal_step(*next.stream);
 }
 
 // Runs work, in an order that the policy chooses among the legal ones, until `reached`, which only needs `goal` to get on.
@@ -122,25 +138,19 @@ inline void streams_run(CUstream_st& goal, const std::function<bool()>& reached)
                 if (stream->queue.empty() || !stream->queue.front().may_run()) continue;
                 if (streams.random.below(++candidates) == 0) chosen = stream;
             }
-            work_run(*chosen);
+            if (!work_run(*chosen)) sched_yield();
         }
     }
     if (option.streams == StreamPolicy::eager) {
         for (bool moved = true; moved;) {
             moved = false;
             for (CUstream_st* stream : streams.all) {
-                for (; stream != &goal && !stream->queue.empty() && stream->queue.front().may_run(); moved = true) work_run(*stream);
+                while (stream != &goal && !stream->queue.empty() && stream->queue.front().may_run() && work_run(*stream)) moved = true;
             }
         }
     }
     while (!reached()) {
-        const Work& next = goal.queue.front();
-        if (!next.may_run()) {
-            const std::shared_ptr<Record> record = next.waits_for;
-            const uint64_t number = next.number;
-            streams_run(*next.stream, [&] { return record->completed >= number; });
-        }
-        work_run(goal);
+        if (!goal_step(goal)) sched_yield();
     }
 }
 
@@ -180,6 +190,7 @@ inline void event_record(CUevent_st& event, CUstream_st& stream) {
     work_put(stream, {[record, number] {
                           record->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
                           record->completed = std::max(record->completed.load(), number);
+                          return true;
                       },
                       nullptr, 0, nullptr});
 }
@@ -202,8 +213,8 @@ inline void event_synchronize(const CUevent_st& event) {
 // For polling: one piece of work, from the first thread; another thread only looks.
 inline void stream_poll(CUstream_st& stream) {
     if (std::this_thread::get_id() != streams.thread || stream.queue.empty()) return;
-    const size_t before = stream.queue.size();
-    streams_run(stream, [&] { return stream.queue.size() < before; });
+    int tries = 0;
+    streams_run(stream, [&] { return tries++ > 0 || stream.queue.empty(); });
 }
 
 }  // namespace emu

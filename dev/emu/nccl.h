@@ -126,7 +126,7 @@ inline size_t type_bytes(int type) {
 
 inline void device_copy(const Header& header, void* to, const void* from, size_t bytes, const void* device) {
     if (bytes == 0) return;
-    const std::string error = device_range_error(device, bytes);
+    const std::string error = device_range_error(device, bytes, true);
     if (!error.empty()) throw Error(std::string(header.call) + ": " + error);
     const DeviceAccess access;
     memmove(to, from, bytes);
@@ -254,7 +254,7 @@ inline ncclResult_t arguments_check(const char* call, ncclComm_t comm, std::init
         return refuse(ncclInvalidArgument, text("%s: rank %d of %d", call, peer, comm->group->size));
     for (const Buffer& buffer : buffers) {
         if (buffer.elements == 0) continue;
-        const std::string error = device_range_error(buffer.at, buffer.elements * type_bytes(type));
+        const std::string error = device_range_error(buffer.at, buffer.elements * type_bytes(type), false);
         if (!error.empty()) return refuse(ncclInvalidArgument, text("%s: ", call) + error);
     }
     return ncclSuccess;
