@@ -24,6 +24,7 @@
 #include "llmc/ops.h"
 #include "llmc/options.h"
 #include "llmc/params.h"
+#include "llmc/peak.h"
 #include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/trace.h"
@@ -103,7 +104,6 @@ struct Activations {
     floatX* dqkv;          // [N, 3 C_l]
     floatX* datt;          // [N, C_l]
     uint8_t* wire;         // bytes of gradients on their way in an all-gather
-    uint8_t* workspace;    // of the boundaries
 };
 
 enum class Recompute { none, gelu, block };
@@ -111,6 +111,7 @@ enum class Recompute { none, gelu, block };
 struct Model {
     ModelConfig config;
     Recompute recompute = Recompute::none;
+    bool master_weights = true;
     int C_l, NH_l, HS, F_l, V_l;   // local sizes
     int vocab_first, vocab_valid;  // the rows [first, first + valid) of the vocabulary are here; V_l - valid are padding
     int head_chunk;                // tokens whose logits are in memory at a time
@@ -124,14 +125,16 @@ struct Model {
     ParamTable table;
     Arena arena;
     floatX* params;                  // [table.local_size]
+    float* master;                   // [table.local_size] float32 beside 16-bit params; null: none
     float *grads, *adam_m, *adam_v;  // [table.local_size]
     Weights<floatX> w;
     Weights<float> g;
     Activations act;
     Boundaries boundaries;
+    Pending gathering;  // the input of the next column-parallel layer, on its way
     Comm* tp;
-    Trace* trace = nullptr;
-    Stream stream;
+    Device device;
+    Stream stream;  // of all compute
 };
 
 void model_set_batch(Model& m, int B, int T) {
@@ -149,6 +152,7 @@ void model_plan(Model& m) {
     const long C = m.config.channels, N = m.N, n = m.n, stripe = N / m.tp->size * C;
     const size_t size = m.table.local_size;
     m.params = arena_take<floatX>(arena, size, "parameters");
+    m.master = sizeof(floatX) < sizeof(float) && m.master_weights ? arena_take<float>(arena, size, "parameters") : nullptr;
     m.grads = arena_take<float>(arena, size, "gradients");
     m.adam_m = arena_take<float>(arena, size, "AdamW m, v");
     m.adam_v = arena_take<float>(arena, size, "AdamW m, v");
@@ -203,8 +207,47 @@ void model_plan(Model& m) {
             bytes = std::max(bytes, gather_wire_bytes(m.boundaries, id, stripe));
         a.wire = arena_take<uint8_t>(arena, bytes, "wire");
     }
-    a.workspace = arena_take<uint8_t>(arena, boundary_workspace_bytes(m.boundaries, stripe), "wire");
-    m.boundaries.workspace = a.workspace;
+    m.boundaries.workspace = arena_take<uint8_t>(arena, boundary_workspace_bytes(m.boundaries, stripe), "wire");
+    m.boundaries.counters = reinterpret_cast<BoundaryDeviceCounters*>(arena_take<uint8_t>(arena, boundary_counters_bytes(), "wire"));
+}
+
+// Weights and AdamW's moments where the host can reach them, [table.local_size] float32 each: the model's own memory on the
+// cpu target, elsewhere a copy.
+struct HostState {
+    std::vector<float> copy;
+    float *params, *adam_m, *adam_v;
+};
+
+HostState host_state_make(Model& m) {
+    HostState host{{}, reinterpret_cast<float*>(m.params), m.adam_m, m.adam_v};
+    if (device_is_host) return host;
+    const size_t size = m.table.local_size;
+    host.copy.resize(3 * size);
+    host.params = host.copy.data();
+    host.adam_m = host.params + size;
+    host.adam_v = host.adam_m + size;
+    return host;
+}
+
+// From the device. Between steps the gradients' memory is free, so it takes what is cast.
+void host_state_read(HostState& host, Model& m) {
+    if (device_is_host) return;
+    const size_t size = m.table.local_size, bytes = size * sizeof(float);
+    if (!m.master) op::cast(m.grads, m.params, size, m.stream);
+    device_download(host.params, m.master ? m.master : m.grads, bytes, m.stream);
+    device_download(host.adam_m, m.adam_m, bytes, m.stream);
+    device_download(host.adam_v, m.adam_v, bytes, m.stream);
+}
+
+// To the device.
+void host_state_write(Model& m, const HostState& host) {
+    if (device_is_host) return;
+    const size_t size = m.table.local_size, bytes = size * sizeof(float);
+    float* weights = m.master ? m.master : m.grads;
+    device_upload(weights, host.params, bytes, m.stream);
+    op::cast(m.params, weights, size, m.stream);
+    device_upload(m.adam_m, host.adam_m, bytes, m.stream);
+    device_upload(m.adam_v, host.adam_v, bytes, m.stream);
 }
 
 // Allocates everything for micro-batches of B x T. `boundaries` is configured; weights are not set yet.
@@ -241,18 +284,26 @@ void model_make(Model& m, const ModelConfig& config, Comm& tp, bool sequence_par
 // Where the norm before a column-parallel layer writes: to where it is kept, or to where it is gathered from.
 floatX* norm_output(Model& m, uint8_t* kept) { return m.gathers ? m.act.normed : reinterpret_cast<floatX*>(kept); }
 
-// All tokens from a stripe of them: `local` [n, C] -> [N, C], by way of `wire`, where the bytes stay.
-floatX* tokens_gather(Model& m, BoundaryId id, int layer, const floatX* local, uint8_t* wire) {
-    const size_t stripe = size_t(m.n) * m.config.channels;
-    floatX* out = gather_is_raw(m.boundaries, id, stripe) ? reinterpret_cast<floatX*>(wire) : m.act.gathered;
-    Pending pending = gather_begin(m.boundaries, id, layer, local, wire, stripe, m.stream);
-    gather_finish(m.boundaries, pending, out, m.stream);
-    return out;
+// Where a gather's tokens [N, C] are read: the wire bytes themselves if they are the values, else what they decode to.
+floatX* gather_output(Model& m, BoundaryId id, uint8_t* wire) {
+    const bool raw = gather_is_raw(m.boundaries, id, size_t(m.n) * m.config.channels);
+    return raw ? reinterpret_cast<floatX*>(wire) : m.act.gathered;
 }
 
-// The full input of a column-parallel layer, [N, C], from what norm_output received.
-floatX* column_input(Model& m, BoundaryId id, int layer, uint8_t* kept) {
-    return m.gathers ? tokens_gather(m, id, layer, m.act.normed, kept) : reinterpret_cast<floatX*>(kept);
+// Sends what the norm wrote on its way to the column-parallel layer that `next` names; next.wire is where its input is kept.
+void column_input_begin(Model& m, const NextGather& next, bool encoded) {
+    const size_t stripe = size_t(m.n) * m.config.channels;
+    if (!m.gathers) return;
+    m.gathering = encoded ? gather_begin_encoded(m.boundaries, next.id, next.layer, next.wire, stripe, m.stream)
+                          : gather_begin(m.boundaries, next.id, next.layer, m.act.normed, next.wire, stripe, m.stream);
+}
+
+// The full input of that layer, [N, C].
+floatX* column_input(Model& m, uint8_t* kept) {
+    if (!m.gathers) return reinterpret_cast<floatX*>(kept);
+    floatX* out = gather_output(m, m.gathering.id, kept);
+    gather_finish(m.boundaries, m.gathering, out, m.stream);
+    return out;
 }
 
 // The same in backward, from what was kept.
@@ -265,7 +316,11 @@ floatX* column_input_again(Model& m, BoundaryId id, uint8_t* kept) {
 
 // The gradient of a row-parallel layer's output, for all tokens: [N, C].
 floatX* row_output_gradient(Model& m, BoundaryId id, int layer) {
-    return m.gathers ? tokens_gather(m, id, layer, m.act.dx, m.act.wire) : m.act.dx;
+    if (!m.gathers) return m.act.dx;
+    floatX* out = gather_output(m, id, m.act.wire);
+    Pending pending = gather_begin(m.boundaries, id, layer, m.act.dx, m.act.wire, size_t(m.n) * m.config.channels, m.stream);
+    gather_finish(m.boundaries, pending, out, m.stream);
+    return out;
 }
 
 // Sums act.partial [N, C] over the ranks; returns this rank's tokens of it, [n, C].
@@ -282,25 +337,53 @@ floatX* partial_reduce(Model& m, BoundaryId id, int layer) {
     return a.reduced;
 }
 
+// The end of a row-parallel layer and the norm that follows: act.partial is summed over the ranks, bias and residual are added,
+// and the norm's output is on its way to the next column-parallel layer. norm.out is set here.
+void partial_reduce_norm(Model& m, BoundaryId id, int layer, ResidualNorm<floatX> norm, const NextGather& next) {
+    Activations& a = m.act;
+    const size_t stripe = size_t(m.N / m.tp->size) * m.config.channels;
+    bool encoded = false;
+    norm.out = norm_output(m, next.wire);
+    if (m.gathers) {
+        Pending pending = reduce_scatter_begin(m.boundaries, id, layer, a.partial, stripe, m.stream);
+        encoded = reduce_scatter_finish_norm(m.boundaries, pending, norm, &next, a.reduced, m.stream);
+    } else if (m.reduces) {
+        Pending pending = all_reduce_begin(m.boundaries, id, layer, a.partial, stripe, m.stream);
+        all_reduce_finish_norm(m.boundaries, pending, norm, m.stream);
+    } else {
+        op::residual_layernorm_forward(norm.residual, norm.out, norm.mean, norm.rstd, norm.a, a.partial, norm.add_bias, norm.weight,
+                                       norm.bias, m.n, norm.C, norm.eps, m.stream);
+    }
+    column_input_begin(m, next, encoded);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
+
+// The norm at a block's entry, alone: for the first block, and to compute a block again.
+void block_norm_forward(Model& m, int l) {
+    const LayerWeights<floatX>& w = m.w.layer[l];
+    LayerActivations& s = m.act.layer[l];
+    op::layernorm_forward(norm_output(m, s.qkv_in), s.mean1, s.rstd1, s.x, w.ln1_w, w.ln1_b, m.n, m.config.channels,
+                          m.config.eps, m.stream);
+    column_input_begin(m, {attn_in_fwd, l, s.qkv_in}, false);
+}
 
 // One block up to the MLP's hidden layer, which is where its backward starts. The norm of s.x is done already.
 void block_forward(Model& m, int l) {
     const int C = m.config.channels;
     const LayerWeights<floatX>& w = m.w.layer[l];
     LayerActivations& s = m.act.layer[l];
-    const double begin = seconds_now();
-    floatX* qkv_in = column_input(m, attn_in_fwd, l, s.qkv_in);
+    SpanScope span(m.boundaries.spans, "block_forward", "compute", m.stream);
+    floatX* qkv_in = column_input(m, s.qkv_in);
     op::matmul_forward(s.qkv, nullptr, qkv_in, w.qkv_w, w.qkv_b, m.N, C, 3 * m.C_l, m.stream);
     op::attention_forward(s.att, s.lse, s.qkv, m.B, m.T, m.NH_l, m.NH_l, m.HS, m.stream);
     op::matmul_forward(m.act.partial, nullptr, s.att, w.proj_w, nullptr, m.N, m.C_l, C, m.stream);
-    floatX* att_out = partial_reduce(m, attn_out_fwd, l);
-    op::residual_layernorm_forward(s.x_mid, norm_output(m, s.fc_in), s.mean2, s.rstd2, s.x, att_out, w.proj_b, w.ln2_w, w.ln2_b,
-                                   m.n, C, m.config.eps, m.stream);
-    floatX* fc_in = column_input(m, mlp_in_fwd, l, s.fc_in);
+    partial_reduce_norm(m, attn_out_fwd, l,
+                        {s.x_mid, nullptr, s.mean2, s.rstd2, s.x, w.proj_b, w.ln2_w, w.ln2_b, C, m.config.eps},
+                        {mlp_in_fwd, l, s.fc_in});
+    floatX* fc_in = column_input(m, s.fc_in);
     op::matmul_forward(s.gelu, s.fc, fc_in, w.fc_w, w.fc_b, m.N, C, m.F_l, m.stream);
-    trace_add(m.trace, "block_forward", "compute", begin, seconds_now());
 }
 
 // From act.ids to the last norm's output; what that norm wrote is gathered by the head.
@@ -310,23 +393,22 @@ void model_forward(Model& m) {
     op::embedding_forward(a.partial, a.ids, m.w.wte, m.vocab_first, m.V_l, m.N, C, m.stream);
     device_copy(a.layer[0].x, partial_reduce(m, embed_fwd, 0), m.n * C * sizeof(floatX), m.stream);
     op::position_forward(a.layer[0].x, m.w.wpe, m.first_tok, m.n, m.T, C, m.stream);
-    LayerActivations& first = a.layer[0];
-    op::layernorm_forward(norm_output(m, first.qkv_in), first.mean1, first.rstd1, first.x, m.w.layer[0].ln1_w, m.w.layer[0].ln1_b,
-                          m.n, C, m.config.eps, m.stream);
+    block_norm_forward(m, 0);
     for (int l = 0; l < L; l++) {
         LayerActivations& s = a.layer[l];
         const LayerWeights<floatX>& w = m.w.layer[l];
         block_forward(m, l);
         op::matmul_forward(a.partial, nullptr, s.gelu, w.out_w, nullptr, m.N, m.F_l, C, m.stream);
-        floatX* mlp_out = partial_reduce(m, mlp_out_fwd, l);
         if (l + 1 < L) {
             LayerActivations& next = a.layer[l + 1];
             const LayerWeights<floatX>& wn = m.w.layer[l + 1];
-            op::residual_layernorm_forward(next.x, norm_output(m, next.qkv_in), next.mean1, next.rstd1, s.x_mid, mlp_out, w.out_b,
-                                           wn.ln1_w, wn.ln1_b, m.n, C, m.config.eps, m.stream);
+            partial_reduce_norm(m, mlp_out_fwd, l,
+                                {next.x, nullptr, next.mean1, next.rstd1, s.x_mid, w.out_b, wn.ln1_w, wn.ln1_b, C, m.config.eps},
+                                {attn_in_fwd, l + 1, next.qkv_in});
         } else {
-            op::residual_layernorm_forward(a.x_out, norm_output(m, a.head_in), a.meanf, a.rstdf, s.x_mid, mlp_out, w.out_b,
-                                           m.w.lnf_w, m.w.lnf_b, m.n, C, m.config.eps, m.stream);
+            partial_reduce_norm(m, mlp_out_fwd, l,
+                                {a.x_out, nullptr, a.meanf, a.rstdf, s.x_mid, w.out_b, m.w.lnf_w, m.w.lnf_b, C, m.config.eps},
+                                {head_fwd, 0, a.head_in});
         }
     }
 }
@@ -336,28 +418,27 @@ void model_forward(Model& m) {
 void head_forward_backward(Model& m, float scale, bool accumulate) {
     const int C = m.config.channels, tp = m.tp->size;
     Activations& a = m.act;
-    const double begin = seconds_now();
-    floatX* inp = column_input(m, head_fwd, 0, a.head_in);
+    SpanScope span(m.boundaries.spans, "head", "compute", m.stream);
+    floatX* inp = column_input(m, a.head_in);
     for (long at = 0; at < m.N; at += m.head_chunk) {
         const long count = std::min<long>(m.head_chunk, m.N - at);
         op::matmul_forward(a.logits, nullptr, inp + at * C, m.w.head, nullptr, count, C, m.V_l, m.stream);
         op::classifier_local(a.stats + m.tp->rank * count * 3, a.logits, a.targets + at, m.vocab_first, m.vocab_valid, m.V_l,
                              count, m.stream);
-        Request request = all_gather_begin(*m.tp, a.stats, count * 3 * sizeof(float), m.stream);
-        request_finish(*m.tp, request, "softmax statistics");
+        TensorRequest request = tensor_all_gather_begin(*m.tp, a.stats, count * 3 * sizeof(float), "softmax statistics", m.stream);
+        request_finish(*m.tp, request, m.stream);
         op::classifier_finish(a.losses + at, a.logits, a.stats, a.targets + at, m.vocab_first, m.vocab_valid, m.V_l, tp, scale,
                               count, m.stream);
         if (scale == 0.0f) continue;
         op::matmul_backward_weight(m.g.head, nullptr, a.logits, inp + at * C, count, C, m.V_l, accumulate || at > 0, m.stream);
         op::matmul_backward_input(a.partial + at * C, a.logits, m.w.head, nullptr, count, C, m.V_l, m.stream);
     }
-    trace_add(m.trace, "head", "compute", begin, seconds_now());
 }
 
 // Sum of the losses of this batch; tokens with target -1 count nothing.
 double losses_sum(const Model& m) {
     std::vector<float> losses(m.N);
-    device_copy(losses.data(), m.act.losses, m.N * sizeof(float), m.stream);
+    device_download(losses.data(), m.act.losses, m.N * sizeof(float), m.stream);
     double sum = 0;
     for (float loss : losses) sum += loss;
     return sum;
@@ -366,16 +447,49 @@ double losses_sum(const Model& m) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
+// Gradients are summed over dp as they become final: a block's cut matrices while the blocks below it are still in backward,
+// the rest at the end. The loss's scale already holds the average.
+struct GradientSums {
+    Comm* dp;
+    std::vector<TensorRequest> requests;
+};
+
+void gradients_sum_begin(Model& m, GradientSums& sums, float* first, const float* end) {
+    if (sums.dp->size == 1) return;
+    sums.requests.push_back(
+        tensor_all_reduce_sum_begin(*sums.dp, first, end - first, "sum of gradients", m.stream));
+}
+
+// The matrices of block l that are cut over tp: they lie side by side.
+void block_gradients_sum_begin(Model& m, GradientSums& sums, int l) {
+    const bool last = l + 1 == m.config.layers;
+    const float* end = !last ? m.g.layer[l + 1].qkv_w : m.config.tied ? m.grads + m.table.local_size : m.g.head;
+    gradients_sum_begin(m, sums, m.g.layer[l].qkv_w, end);
+}
+
+// What blocks do not sum: replicated parameters, over tp as well (under sequence parallelism each rank has seen a stripe of
+// the tokens), embedding and head. Waits for all.
+void gradients_sum_finish(Model& m, GradientSums& sums) {
+    if (m.gathers) {
+        TensorRequest request = tensor_all_reduce_sum_begin(*m.tp, m.grads, m.table.replicated, "sum of gradients", m.stream);
+        request_finish(*m.tp, request, m.stream);
+    }
+    gradients_sum_begin(m, sums, m.grads, m.g.layer[0].qkv_w);  // replicated, then wte
+    if (!m.config.tied) gradients_sum_begin(m, sums, m.g.head, m.grads + m.table.local_size);
+    for (TensorRequest& request : sums.requests) request_finish(*sums.dp, request, m.stream);
+    sums.requests.clear();
+}
+
 void block_backward(Model& m, int l, bool accumulate) {
     const int C = m.config.channels;
     Activations& a = m.act;
     LayerActivations& s = a.layer[l];
     const LayerWeights<floatX>& w = m.w.layer[l];
     const LayerWeights<float>& g = m.g.layer[l];
-    const double begin = seconds_now();
+    SpanScope span(m.boundaries.spans, "block_backward", "compute", m.stream);
     if (m.recompute == Recompute::gelu) op::gelu_forward(s.gelu, s.fc, size_t(m.N) * m.F_l, m.stream);
     if (m.recompute == Recompute::block) {
-        op::layernorm_forward(norm_output(m, s.qkv_in), s.mean1, s.rstd1, s.x, w.ln1_w, w.ln1_b, m.n, C, m.config.eps, m.stream);
+        block_norm_forward(m, l);
         block_forward(m, l);
     }
 
@@ -399,12 +513,12 @@ void block_backward(Model& m, int l, bool accumulate) {
     op::matmul_backward_input(a.partial, a.dqkv, w.qkv_w, nullptr, m.N, C, 3 * m.C_l, m.stream);
     floatX* dnorm1 = partial_reduce(m, attn_in_bwd, l);
     op::layernorm_backward(a.dx, g.ln1_w, g.ln1_b, dnorm1, s.x, w.ln1_w, s.mean1, s.rstd1, m.n, C, accumulate, m.stream);
-    trace_add(m.trace, "block_backward", "compute", begin, seconds_now());
 }
 
 // Forward and backward of one micro-batch whose ids and targets are set. Gradients are of scale x (sum of losses), and
-// overwrite what was there unless `accumulate`. Returns the sum of the losses.
-double model_forward_backward(Model& m, float scale, bool accumulate) {
+// overwrite what was there unless `accumulate`. With `sums`, of the last micro-batch, their summation is begun on the way.
+// Returns the sum of the losses.
+double model_forward_backward(Model& m, float scale, bool accumulate, GradientSums* sums) {
     const int C = m.config.channels;
     Activations& a = m.act;
     model_forward(m);
@@ -412,7 +526,10 @@ double model_forward_backward(Model& m, float scale, bool accumulate) {
     floatX* dnorm = partial_reduce(m, head_bwd, 0);
     device_zero(a.dx, m.n * C * sizeof(floatX), m.stream);
     op::layernorm_backward(a.dx, m.g.lnf_w, m.g.lnf_b, dnorm, a.x_out, m.w.lnf_w, a.meanf, a.rstdf, m.n, C, accumulate, m.stream);
-    for (int l = m.config.layers - 1; l >= 0; l--) block_backward(m, l, accumulate);
+    for (int l = m.config.layers - 1; l >= 0; l--) {
+        block_backward(m, l, accumulate);
+        if (sums) block_gradients_sum_begin(m, *sums, l);
+    }
     op::position_backward(m.g.wpe, a.dx, m.first_tok, m.n, m.T, C, m.config.positions, accumulate, m.stream);
     if (!m.config.tied && !accumulate) device_zero(m.g.wte, size_t(m.V_l) * C * sizeof(float), m.stream);
     floatX* dembed = row_output_gradient(m, embed_bwd, 0);
@@ -422,13 +539,6 @@ double model_forward_backward(Model& m, float scale, bool accumulate) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
-
-// Brings the gradients together: those of replicated parameters over tp (under sequence parallelism each rank has seen a
-// stripe of the tokens), then all over dp. The loss's scale already holds the average.
-void gradients_reduce(Model& m, Comm& dp) {
-    if (m.gathers) all_reduce_sum(*m.tp, m.grads, m.table.replicated);
-    if (dp.size > 1) all_reduce_sum(dp, m.grads, m.table.local_size);
-}
 
 // The norm of the whole model's gradient, each parameter counted once; the same bits on every rank.
 double gradients_norm(Model& m) {
@@ -443,18 +553,22 @@ void model_update(Model& m, const AdamW& hyper) {
     for (const Param& p : m.table.list) {
         AdamW own = hyper;
         if (!p.decay) own.weight_decay = 0.0f;
-        op::adamw_update(m.params + p.offset, nullptr, m.grads + p.offset, m.adam_m + p.offset, m.adam_v + p.offset, p.local_size(), own,
-                         m.stream);
+        own.seed = hyper.seed ^ hash_name(p.name);
+        op::adamw_update(m.params + p.offset, m.master ? m.master + p.offset : nullptr, m.grads + p.offset, m.adam_m + p.offset,
+                         m.adam_v + p.offset, p.local_size(), own, m.stream);
     }
 }
 
 // Replicated parameters must be the same bits over tp, and all parameters over dp: digests are compared. Collective; throws
 // on all ranks if any finds a difference.
 void replicas_check(Model& m, Mesh& mesh) {
-    auto digest = [&](size_t count) {
+    auto digest = [&](size_t count) {  // a multiple of 16: pieces are aligned to 64 bytes
+        const size_t bytes = count * sizeof(floatX);
+        std::vector<uint64_t> copy(device_is_host ? 0 : bytes / 8);
+        if (!device_is_host) device_download(copy.data(), m.params, bytes, m.stream);
+        const uint64_t* words = device_is_host ? reinterpret_cast<const uint64_t*>(m.params) : copy.data();
         uint64_t hash = 0xcbf29ce484222325u;
-        const uint32_t* words = reinterpret_cast<const uint32_t*>(m.params);
-        for (size_t i = 0; i < count; i++) hash = (hash ^ words[i]) * 0x100000001b3u;
+        for (size_t i = 0; i < bytes / 8; i++) hash = (hash ^ words[i]) * 0x100000001b3u;
         return hash;
     };
     for (auto [comm, count, what] :
@@ -481,8 +595,8 @@ void batch_set(Model& m, const std::vector<int>& windows) {
         std::copy_n(&windows[b * (m.T + 1)], m.T, &ids[b * m.T]);
         std::copy_n(&windows[b * (m.T + 1) + 1], m.T, &targets[b * m.T]);
     }
-    device_copy(m.act.ids, ids.data(), m.N * sizeof(int), m.stream);
-    device_copy(m.act.targets, targets.data(), m.N * sizeof(int), m.stream);
+    device_upload(m.act.ids, ids.data(), m.N * sizeof(int), m.stream);
+    device_upload(m.act.targets, targets.data(), m.N * sizeof(int), m.stream);
 }
 
 // Mean loss over the first `batches` x B windows of the validation set in order (0: over all of it), shared out over dp.
@@ -510,6 +624,7 @@ double validate(Model& m, Mesh& mesh, const TokenSet& val, int batches) {
 // cache of keys and values; every rank draws the same number and picks the same token.
 void sample(Model& m, std::vector<int>& tokens, int count, int vocab, float temperature, int top_k, uint64_t key) {
     const int C = m.config.channels, tp = m.tp->size, B = m.B, T = m.T;
+    std::vector<floatX> own(m.V_l);
     std::vector<float> logits(size_t(tp) * m.V_l);
     const long context = T / tp * tp;  // forward needs a multiple of tp tokens; causality hides the padding from the rest
     for (int i = 0; i < count; i++) {
@@ -517,12 +632,13 @@ void sample(Model& m, std::vector<int>& tokens, int count, int vocab, float temp
         model_set_batch(m, 1, int((length + tp - 1) / tp * tp));
         std::vector<int> ids(m.N, 0);
         std::copy(tokens.end() - length, tokens.end(), ids.begin());
-        device_copy(m.act.ids, ids.data(), m.N * sizeof(int), m.stream);
+        device_upload(m.act.ids, ids.data(), m.N * sizeof(int), m.stream);
         model_forward(m);
-        const floatX* last = column_input(m, head_fwd, 0, m.act.head_in) + (length - 1) * C;
+        const floatX* last = column_input(m, m.act.head_in) + (length - 1) * C;
         op::matmul_forward(m.act.logits, nullptr, last, m.w.head, nullptr, 1, C, m.V_l, m.stream);
-        device_copy(&logits[size_t(m.tp->rank) * m.V_l], m.act.logits, m.V_l * sizeof(float), m.stream);
-        Request request = all_gather_begin(*m.tp, logits.data(), m.V_l * sizeof(float), m.stream);
+        device_download(own.data(), m.act.logits, m.V_l * sizeof(floatX), m.stream);
+        std::transform(own.begin(), own.end(), &logits[size_t(m.tp->rank) * m.V_l], [](floatX x) { return float(x); });
+        Request request = all_gather_begin(*m.tp, logits.data(), m.V_l * sizeof(float));
         request_finish(*m.tp, request, "logits of a sample");
         together(*m.tp, [&] {
             const double uniform = uniform_from_bits(philox(key, i, 0)[0]);
@@ -573,7 +689,7 @@ struct Run {
     TrainerState state;
     RunLog log;
     Trace trace;
-    double sgemm_gflops = NAN;  // measured peak of this rank
+    Peak peak{};  // of all ranks
 };
 
 // SIGTERM and SIGUSR1 ask for a checkpoint and a clean end after the step in work.
@@ -620,8 +736,9 @@ void plan_print(const Run& run) {
     for (const auto& [label, bytes] : m.arena.plan) {
         pieces += (pieces.empty() ? "" : ", ") + label + format_text(" %.1f", double(bytes) / (1 << 20));
     }
-    printf("memory of a rank: %.1f MiB (%s); sgemm of all ranks: %.1f GFLOP/s\n", double(m.arena.size) / (1 << 20),
-           pieces.c_str(), run.sgemm_gflops);
+    printf("memory of a rank: %.1f MiB (%s)\n", double(m.arena.size) / (1 << 20), pieces.c_str());
+    printf("peak of all ranks: %.1f GFLOP/s (%s); its share is (6 (parameters - positions C) + 12 L C T) tokens/s / peak\n",
+           run.peak.gflops, run.peak.what.c_str());
     fflush(stdout);
 }
 
@@ -642,8 +759,16 @@ void run_setup(Run& run) {
     Model& m = run.model;
     std::string checkpoint;
     ModelConfig config;
+    const int rank_on_host = comm_rank_on_host(world);
     together(world, [&] {
         omp_set_num_threads(c.threads);
+        m.device = device_open(rank_on_host % device_count());
+        m.stream = stream_make(m.device);
+    });
+    const Transport transport = transport_choose(world, c.comm);
+    for (Comm* comm : {&run.mesh.tp, &run.mesh.dp}) comm_tensors_open(*comm, m.device, transport);
+    together(world, [&] {
+        m.master_weights = c.master_weights;
         run.train = tokens_open(c.train, c.seq);
         if (!c.val.empty()) run.val = tokens_open(c.val, c.seq);
         run.tokenizer_path = c.tokenizer.empty() ? tokens_tokenizer_path(run.train) : c.tokenizer;
@@ -651,7 +776,7 @@ void run_setup(Run& run) {
         if (!c.resume.empty()) checkpoint = checkpoint_resolve(c.resume);
         config = run_model_config(run, checkpoint);
         boundaries_configure(m.boundaries, c.tp_codec, c.codec, size_t(c.codec_threshold), c.codec_warmup);
-        m.boundaries.tp = &run.mesh.tp;
+        boundaries_open(m.boundaries, run.mesh.tp, m.device);
         m.boundaries.seed = c.seed;
         const Recompute recompute = c.recompute == "block"  ? Recompute::block
                                     : c.recompute == "gelu" ? Recompute::gelu
@@ -662,15 +787,17 @@ void run_setup(Run& run) {
             tokens_check_all(run.train, config.vocab);
             tokens_check_all(run.val, config.vocab);
         }
-        const TrainedTensors tensors{config, m.table, m.params, m.adam_m, m.adam_v};
+        HostState host = host_state_make(m);
+        const TrainedTensors tensors{config, m.table, host.params, host.adam_m, host.adam_v};
         if (!checkpoint.empty()) {
             run.state = state_from_json(json_read(checkpoint + "/trainer_state.json"), checkpoint + "/trainer_state.json");
             checkpoint_load(checkpoint, tensors);
         } else if (fs::is_directory(c.model)) {
-            checkpoint_load(c.model, {config, m.table, m.params, nullptr, nullptr});
+            checkpoint_load(c.model, {config, m.table, host.params, nullptr, nullptr});
         } else {
-            params_init(m.table, m.params, c.seed);
+            params_init(m.table, host.params, c.seed);
         }
+        host_state_write(m, host);
     });
     together(world, [&] {
         if (world.rank != 0) return;
@@ -689,14 +816,15 @@ void run_setup(Run& run) {
         if (!c.trace.empty()) trace_write(c.trace, {});  // an empty one, so that a path that cannot be written is known now
         run.log = run_log_open(c.log, record, checkpoint.empty() ? -1 : run.state.step);
     });
-    run.sgemm_gflops = all_reduce_max(world, op::sgemm_rate_measure(int(m.N), 3 * m.C_l, config.channels)) * world.size;
+    run.peak = peak_find(m.device, int(m.N), 3 * m.C_l, config.channels);
+    run.peak.gflops = all_reduce_max(world, run.peak.gflops) * world.size;
     if (world.rank == 0) {
         plan_print(run);
         if (!checkpoint.empty()) printf("resumed from %s\n", checkpoint.c_str());
     }
     barrier(world);  // the timelines of all ranks begin together
     run.trace = trace_make(world.rank);
-    if (!c.trace.empty()) m.trace = m.boundaries.trace = &run.trace;
+    if (!c.trace.empty()) m.boundaries.spans.trace = &run.trace;
 }
 
 // One optimizer step over global_batch sequences. Throws, on all ranks, before anything is changed if the loss or the
@@ -721,20 +849,23 @@ StepRecord train_step(Run& run) {
             }
         }
     });
-    boundaries_records_take(m.boundaries);  // what validation and samples sent is not the step's
+    boundaries_records_take(m.boundaries, m.stream);  // what validation and samples sent is not the step's
     m.boundaries.step = uint32_t(step);
     m.boundaries.sample_snr = c.snr_every > 0 && step % c.snr_every == 0;
+    // in fp16 a mean's gradients would fall below the smallest number: there they are a sum's until AdamW
+    const double loss_scale = floatX_is_fp16 ? tokens : 1.0;
+    GradientSums sums{&mesh.dp, {}};
     double loss = 0;
     for (int i = 0; i < accumulation; i++) {
         m.boundaries.micro_batch = uint32_t(i * dp + mesh.dp.rank);
         batch_set(m, batches[i]);
-        loss += model_forward_backward(m, float(1.0 / tokens), i > 0);
+        loss += model_forward_backward(m, float(loss_scale / tokens), i > 0, i + 1 == accumulation ? &sums : nullptr);
     }
     m.boundaries.sample_snr = false;
     const double reduce_begin = seconds_now();
-    gradients_reduce(m, mesh.dp);
+    gradients_sum_finish(m, sums);
     record.loss = all_reduce_sum(mesh.dp, loss) / tokens;
-    record.norm = gradients_norm(m);
+    record.norm = gradients_norm(m) / loss_scale;
     const double reduce_s = seconds_now() - reduce_begin;
     if (!std::isfinite(record.loss) || !std::isfinite(record.norm)) {
         throw AgreedError(
@@ -748,11 +879,13 @@ StepRecord train_step(Run& run) {
     hyper.beta2 = c.beta2;
     hyper.eps = c.eps;
     hyper.weight_decay = c.weight_decay;
-    hyper.grad_scale = c.clip > 0 && record.norm > c.clip ? float(c.clip / record.norm) : 1.0f;
+    hyper.grad_scale = float((c.clip > 0 && record.norm > c.clip ? c.clip / record.norm : 1.0) / loss_scale);
     hyper.step = step + 1;
+    hyper.seed = c.seed;
     model_update(m, hyper);
     run.state.step++;
     run.state.sequences += c.global_batch;
+    stream_synchronize(m.stream);
     if (c.check_replicas > 0 && run.state.step % c.check_replicas == 0) replicas_check(m, mesh);
 
     const double seconds = seconds_now() - begin;
@@ -761,8 +894,8 @@ StepRecord train_step(Run& run) {
     record.ms = 1e3 * seconds;
     record.tokens_per_s = tokens / seconds;
     record.gflops = flops_token * record.tokens_per_s / 1e9;
-    record.mfu = record.gflops / run.sgemm_gflops;
-    record.boundaries = boundaries_records_take(m.boundaries);
+    record.mfu = record.gflops / run.peak.gflops;
+    record.boundaries = boundaries_records_take(m.boundaries, m.stream);
     double comm_ms = 1e3 * reduce_s;
     for (const BoundaryRecord& b : record.boundaries) {
         record.wire_bytes += b.wire_bytes;
@@ -806,7 +939,9 @@ void run_sample(Run& run) {
 void run_save(Run& run) {
     Model& m = run.model;
     const double begin = seconds_now();
-    checkpoint_save(run.config.out, run.state.step, run.mesh, {m.config, m.table, m.params, m.adam_m, m.adam_v},
+    HostState host = host_state_make(m);
+    host_state_read(host, m);
+    checkpoint_save(run.config.out, run.state.step, run.mesh, {m.config, m.table, host.params, host.adam_m, host.adam_v},
                     state_to_json(run.state, run.config), run.tokenizer_path, run.config.keep);
     if (run.mesh.world.rank == 0) {
         printf("step %ld: saved to %s (%s)\n", run.state.step, run.config.out.c_str(),

@@ -3,6 +3,7 @@
 #pragma once
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #ifdef LLMC_CUDA
 #include <cuda_bf16.h>
@@ -16,8 +17,10 @@ using floatX = fp16;
 #else
 using floatX = bf16;
 #endif
+constexpr bool floatX_is_fp16 = std::is_same_v<floatX, fp16>;
 #else
 using floatX = float;
+constexpr bool floatX_is_fp16 = false;
 #endif
 
 // bfloat16 is the upper half of a float32; round to nearest even, NaN stays NaN (quiet, sign kept).

@@ -88,7 +88,7 @@ inline double peak_memory_mib() {
 
 // ---- progress on stdout ----
 
-// step   120/2000 | loss 2.3456 | norm 0.512 | lr 6.00e-04 | 812 ms | 2521 tok/s | 95.1 GFLOP/s, 71% of sgemm | comm 12% |
+// step   120/2000 | loss 2.3456 | norm 0.512 | lr 6.00e-04 | 812 ms | 2521 tok/s | 95.1 GFLOP/s, 71% of peak | comm 12% |
 // wire 3.1 MB (1.88x)
 inline std::string step_text(const StepRecord& r, long steps) {
     const int width = int(std::to_string(steps).size());
@@ -96,8 +96,10 @@ inline std::string step_text(const StepRecord& r, long steps) {
         format_text("step %*ld/%ld | loss %.4f | norm %.3f | lr %.2e | ", width, r.step, steps, r.loss, r.norm, r.lr);
     text += format_text(r.ms < 99.95 ? "%.1f ms" : "%.0f ms", r.ms);
     text += format_text(" | %.0f tok/s", r.tokens_per_s);
-    if (std::isfinite(r.gflops)) text += format_text(" | %.1f GFLOP/s", r.gflops);
-    if (std::isfinite(r.mfu)) text += format_text("%s %.0f%% of sgemm", std::isfinite(r.gflops) ? "," : " |", 100 * r.mfu);
+    if (std::isfinite(r.gflops)) {
+        text += r.gflops < 1e4 ? format_text(" | %.1f GFLOP/s", r.gflops) : format_text(" | %.1f TFLOP/s", 1e-3 * r.gflops);
+    }
+    if (std::isfinite(r.mfu)) text += format_text("%s %.0f%% of peak", std::isfinite(r.gflops) ? "," : " |", 100 * r.mfu);
     if (r.wire_bytes > 0) {
         if (std::isfinite(r.comm_share)) text += format_text(" | comm %.0f%%", 100 * r.comm_share);
         text += format_text(" | wire %s (%.2fx)", bytes_text(r.wire_bytes).c_str(), double(r.raw_bytes) / double(r.wire_bytes));

@@ -15,6 +15,7 @@
 namespace op = cuda;
 #else
 #include "llmc/cpu/attention.h"
+#include "llmc/cpu/cast.h"
 #include "llmc/cpu/classifier.h"
 #include "llmc/cpu/codec.h"
 #include "llmc/cpu/codec_norm.h"

@@ -42,6 +42,7 @@ struct RunConfig {
     int tp = 1, pp = 1;
     bool sp = true;
     int threads = 0;  // 0: resolved
+    std::string comm = "auto";
     float comm_timeout = 600;
     long check_replicas = 100;
     // Training
@@ -55,6 +56,7 @@ struct RunConfig {
     long warmup = -1, lr_decay_steps = -1;
     std::string schedule = "cosine";
     float weight_decay = 0.1f, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, clip = 1;
+    bool master_weights = true;
     // Compression
     std::string tp_codec = "none";
     std::map<std::string, std::string> codec;  // boundary -> spec, over tp_codec
@@ -114,6 +116,7 @@ inline std::vector<Option> run_options() {
         {parallel, "pp", "N", &R::pp, "pipeline-parallel size; above 1 not yet", count},
         {parallel, "sp", "on|off", &R::sp, "sequence parallelism over the tp ranks"},
         {parallel, "threads", "N", &R::threads, "CPU threads a rank; 0: OMP_NUM_THREADS, else the host's cores / its ranks"},
+        {parallel, "comm", "auto|nccl|mpi", &R::comm, "how tensors travel between GPUs; auto: nccl where each rank has its own"},
         {parallel, "comm-timeout", "SECONDS", &R::comm_timeout, "abort when a collective waits longer", above_0},
         {parallel, "check-replicas", "N", &R::check_replicas, "compare replicated parameters every N steps; 0: never"},
 
@@ -133,6 +136,7 @@ inline std::vector<Option> run_options() {
         {optimizer, "beta1", "X", &R::beta1, "AdamW's", below_1},
         {optimizer, "beta2", "X", &R::beta2, "AdamW's", below_1},
         {optimizer, "eps", "X", &R::eps, "AdamW's", above_0},
+        {optimizer, "master-weights", "on|off", &R::master_weights, "float32 weights beside 16-bit ones; off: rounded stochastically"},
         {optimizer, "clip", "NORM", &R::clip, "largest global gradient norm; 0: no clipping"},
 
         {compression, "tp-codec", "SPEC", &R::tp_codec, "codec of all tensor-parallel boundaries"},

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "llmc/config.h"
-#include "llmc/dtype.h"
 #include "llmc/rng.h"
 
 enum class Shard {
@@ -131,13 +130,13 @@ inline std::vector<ParamBlock> param_blocks(const Param& p, int tp, int tp_rank)
 }
 
 // Each value is a function of (seed, name, global element index) alone: the same weights at every tp, to the bit.
-inline void params_init(const ParamTable& table, floatX* params, uint64_t seed) {
+inline void params_init(const ParamTable& table, float* params, uint64_t seed) {
     for (const Param& p : table.list) {
         const uint64_t key = seed ^ hash_name(p.name);
         for (const ParamBlock& block : param_blocks(p, table.tp, table.tp_rank)) {
 #pragma omp parallel for
             for (long r = 0; r < block.rows; r++) {
-                floatX* row = params + p.offset + (block.local_row + r) * p.local_cols;
+                float* row = params + p.offset + (block.local_row + r) * p.local_cols;
                 const uint64_t first = uint64_t(block.global_row + r) * p.cols + block.global_col;
                 if (p.std == 0.0f) {
                     std::fill_n(row, block.cols, p.mean);

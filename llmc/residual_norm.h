@@ -6,7 +6,7 @@
 template <class E>
 struct ResidualNorm {
     E* residual;             // [rows, C]
-    E* out;                  // [rows, C]
+    E* out;                  // [rows, C]; null: not wanted, by kernels that encode it
     float *mean, *rstd;      // [rows]
     const E* a;              // [rows, C] the residual stream before
     const E* add_bias;       // [C]; null: none

@@ -87,13 +87,14 @@ def tail(text, lines=20):
 class Run:
     """The program in the background: Run([...], ranks=2); then .line("step 3") .ranks() .signal(SIGUSR1) .finish()"""
 
-    def __init__(self, arguments, ranks=1):
-        self.mark = str(uuid.uuid4())
+    def __init__(self, arguments, ranks=1, program=PROGRAM, seconds=SECONDS, **environment):
+        self.program, self.seconds = program, seconds
+        self.mark = environment[MARK] = str(uuid.uuid4())
         self.stdout, self.stderr = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
         launcher = ["mpirun", "-np", str(ranks)] if ranks > 1 else []
         self.begin = time.time()
-        self.process = subprocess.Popen(launcher + [PROGRAM] + arguments, stdin=subprocess.DEVNULL, stdout=self.stdout,
-                                        stderr=self.stderr, env=dict(ENVIRONMENT, **{MARK: self.mark}), start_new_session=True)
+        self.process = subprocess.Popen(launcher + [program] + arguments, stdin=subprocess.DEVNULL, stdout=self.stdout,
+                                        stderr=self.stderr, env=dict(ENVIRONMENT, **environment), start_new_session=True)
 
     def output(self, file):
         file.seek(0)
@@ -102,7 +103,7 @@ class Run:
     def line(self, text):
         """Waits until the program has printed `text`."""
         while text not in self.output(self.stdout):
-            if self.process.poll() is not None or time.time() > self.begin + SECONDS:
+            if self.process.poll() is not None or time.time() > self.begin + self.seconds:
                 self.end()
                 raise AssertionError("'%s' was never printed:\n%s\n%s" % (
                     text, tail(self.output(self.stdout)), tail(self.output(self.stderr))))
@@ -114,7 +115,7 @@ class Run:
         for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
             try:
                 if name.isdigit() and mark in read("/proc/%s/environ" % name).split(b"\0"):
-                    if os.path.realpath("/proc/%s/exe" % name) == os.path.realpath(PROGRAM):
+                    if os.path.realpath("/proc/%s/exe" % name) == os.path.realpath(self.program):
                         found.append(int(name))
             except OSError:
                 pass  # it ended meanwhile, or it is someone else's
@@ -134,11 +135,11 @@ class Run:
     def finish(self):
         """Waits for the end, which must come in time and leave no rank running."""
         try:
-            status = self.process.wait(max(0.1, self.begin + SECONDS - time.time()))
+            status = self.process.wait(max(0.1, self.begin + self.seconds - time.time()))
         except subprocess.TimeoutExpired:
             self.end()
             raise AssertionError("still running after %d s:\n%s\n%s" % (
-                SECONDS, tail(self.output(self.stdout)), tail(self.output(self.stderr))))
+                self.seconds, tail(self.output(self.stdout)), tail(self.output(self.stderr))))
         deadline = time.time() + 5
         while self.ranks() and time.time() < deadline:
             time.sleep(0.05)

@@ -3,8 +3,9 @@
 
   test/run.py [WORD ..]     only the tests whose name holds one of the words, as in "codec", "mpi_", "asan"
 
-What runs: each test/test_*.cpp (doctest), each test/mpi_*.cpp under mpirun at several numbers of ranks, both again in
-the sanitizer build, and each test/test_*.py (unittest). A test that was not built, crashed, ran out of time or held no
+What runs: each test/test_*.cpp (doctest), each test/mpi_*.cpp under mpirun at several numbers of ranks; the CUDA code's
+test/test_*.cu and test/emu_*.cu likewise, on the emulator; all of them again in sanitizer builds; each test/test_*.py
+(unittest). A test that was not built, crashed, ran out of time or held no
 case has failed. Everything a test prints is kept in build/test-logs/.
 """
 import glob
@@ -20,16 +21,14 @@ LOGS = os.path.join(ROOT, "build", "test-logs")
 CORES = len(os.sched_getaffinity(0))
 
 RANKS = {  # how many ranks a multi-rank test runs on; DEFAULT_RANKS for the ones not named here
+    "emu_comm": [1, 2, 3, 4],
 }
 DEFAULT_RANKS = [1, 2, 3, 4, 8]
 SANITIZER_RANKS = [2, 3]
 SECONDS = {  # time limits; DEFAULT_SECONDS for the ones not named here. The sanitizer build has three times as much.
-    "test_failures.py": 600, "test_train.py": 600,  # a hundred small runs, which wait for cores on a busy machine
+    "test_failures.py": 600, "test_train.py": 600, "test_emu_train.py": 600,  # a hundred small runs, which wait for cores on a busy machine
 }
 DEFAULT_SECONDS = 240
-NOT_SANITIZED = {  # name: why
-}
-
 MPI_ENVIRONMENT = {  # scripts/mpi_env.sh
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
@@ -37,7 +36,12 @@ MPI_ENVIRONMENT = {  # scripts/mpi_env.sh
 }
 SANITIZER_ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",  # MPI itself leaks
+    "TSAN_OPTIONS": "halt_on_error=1 detect_deadlocks=0 ignore_noninstrumented_modules=1",
 }
+SUITES = [  # build, its sources
+    ("cpu", "test_*.cpp mpi_*.cpp"), ("cpu-asan", "test_*.cpp mpi_*.cpp"),
+    ("emu", "test_*.cu emu_*.cu"), ("emu-asan", "test_*.cu emu_*.cu"), ("emu-tsan", "test_*.cu"),
+]
 
 
 def job(name, command, ranks, seconds, **environment):
@@ -47,30 +51,25 @@ def job(name, command, ranks, seconds, **environment):
 
 def jobs_list(have_mpi):
     jobs = []
-    for build, environment in (("cpu", {}), ("cpu-asan", SANITIZER_ENVIRONMENT)):
-        sanitized = build != "cpu"
-        if not have_mpi:
-            build = build.replace("cpu", "cpu-nompi")
-        for source in sorted(glob.glob(os.path.join(ROOT, "test", "*_*.cpp"))):
-            name = os.path.basename(source)[:-4]
-            multi = name.startswith("mpi_")
-            if not multi and not name.startswith("test_"):
-                continue
-            label = name + (" asan" if sanitized else "")
+    for build, patterns in SUITES:
+        target, _, sanitizer = build.partition("-")
+        suffix = "" if build == "cpu" else " " + (sanitizer if target == "cpu" else build)
+        directory = os.path.join(ROOT, "build", build if have_mpi else target + "-nompi" + build[len(target):], "test")
+        for source in sorted(path for pattern in patterns.split() for path in glob.glob(os.path.join(ROOT, "test", pattern))):
+            name = os.path.splitext(os.path.basename(source))[0]
+            multi = not name.startswith("test_")
             if multi and not have_mpi:
-                jobs.append(dict(name=label, skip="no MPI on this machine"))
+                jobs.append(dict(name=name + suffix, skip="no MPI on this machine"))
                 continue
-            if sanitized and name in NOT_SANITIZED:
-                jobs.append(dict(name=label, skip=NOT_SANITIZED[name]))
-                continue
-            binary = os.path.join(ROOT, "build", build, "test", name)
-            seconds = SECONDS.get(name, DEFAULT_SECONDS) * (3 if sanitized else 1)
+            binary = os.path.join(directory, name)
+            seconds = SECONDS.get(name, DEFAULT_SECONDS) * (3 if sanitizer else 1)
             wanted = RANKS.get(name, DEFAULT_RANKS)
-            if sanitized:
+            if sanitizer:
                 wanted = [ranks for ranks in wanted if ranks in SANITIZER_RANKS] or wanted[:1]
             for ranks in wanted if multi else [1]:
                 command = ["mpirun", "-np", str(ranks), binary] if multi else [binary]
-                jobs.append(job(label + (" np=%d" % ranks if multi else ""), command, ranks, seconds, **environment))
+                jobs.append(job(name + suffix + (" np=%d" % ranks if multi else ""), command, ranks, seconds,
+                                **(SANITIZER_ENVIRONMENT if sanitizer else {})))
     for source in sorted(glob.glob(os.path.join(ROOT, "test", "test_*.py"))):
         name = os.path.basename(source)
         jobs.append(job(name, [sys.executable, "-m", "unittest", "discover", "-v", "-s", "test", "-p", name], 1, SECONDS.get(name, DEFAULT_SECONDS)))

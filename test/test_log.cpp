@@ -60,7 +60,7 @@ TEST_CASE("the progress line") {
     StepRecord r = step_record(120, 2.34567);
     CHECK(
         step_text(r, 2000) ==
-        "step  120/2000 | loss 2.3457 | norm 0.500 | lr 6.00e-04 | 812 ms | 2521 tok/s | 95.1 GFLOP/s, 71% of sgemm | comm 12% | "
+        "step  120/2000 | loss 2.3457 | norm 0.500 | lr 6.00e-04 | 812 ms | 2521 tok/s | 95.1 GFLOP/s, 71% of peak | comm 12% | "
         "wire 3.10 MB (1.88x)");
     r.wire_bytes = 0, r.gflops = NAN, r.mfu = NAN, r.ms = 12.345;  // one rank, no sgemm measured
     CHECK(step_text(r, 2000) == "step  120/2000 | loss 2.3457 | norm 0.500 | lr 6.00e-04 | 12.3 ms | 2521 tok/s");

@@ -61,11 +61,11 @@ TEST_CASE("every gradient, whatever is recomputed, and however the tokens of the
                 std::fill_n(m.grads, m.table.local_size, NAN);  // every gradient must be written, not added to
                 for (const Param& p : m.table.list)
                     std::fill_n(m.grads + p.offset + p.local_size(), (16 - p.local_size() % 16) % 16, 0.0f);
-                model_forward_backward(m, 1.0f / float(m.N), false);
+                model_forward_backward(m, 1.0f / float(m.N), false, nullptr);
                 gradients_compare(one.golden, m, m.grads, 5e-6);
 
                 const std::vector<float> once(m.grads, m.grads + m.table.local_size);
-                model_forward_backward(m, 1.0f / float(m.N), true);
+                model_forward_backward(m, 1.0f / float(m.N), true, nullptr);
                 double worst = 0;
                 for (size_t i = 0; i < once.size(); i++) worst = std::max(worst, std::abs(double(m.grads[i]) - 2.0 * once[i]));
                 CHECK(worst < 1e-5);
@@ -81,7 +81,7 @@ TEST_CASE("ten steps of AdamW") {
         Model& m = one.m;
         AdamW hyper = one.golden.adamw();
         for (hyper.step = 1; hyper.step <= 10; hyper.step++) {
-            model_forward_backward(m, 1.0f / float(m.N), false);
+            model_forward_backward(m, 1.0f / float(m.N), false, nullptr);
             model_update(m, hyper);
         }
         const double worst = params_compare(one.golden, "adam10.", m.table, m.params);

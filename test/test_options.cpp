@@ -69,6 +69,8 @@ TEST_CASE("every option of the command line reaches its field") {
                                 "off",
                                 "--threads",
                                 "3",
+                                "--comm",
+                                "mpi",
                                 "--comm-timeout",
                                 "2.5",
                                 "--check-replicas",
@@ -103,6 +105,8 @@ TEST_CASE("every option of the command line reaches its field") {
                                 "0.999",
                                 "--eps",
                                 "1e-4",
+                                "--master-weights",
+                                "off",
                                 "--clip",
                                 "0",
                                 "--tp-codec",
@@ -155,6 +159,7 @@ TEST_CASE("every option of the command line reaches its field") {
     CHECK(c.pp == 1);
     CHECK_FALSE(c.sp);
     CHECK(c.threads == 3);
+    CHECK(c.comm == "mpi");
     CHECK(c.comm_timeout == 2.5f);
     CHECK(c.check_replicas == 7);
     CHECK(c.micro_batch == 8);
@@ -172,6 +177,7 @@ TEST_CASE("every option of the command line reaches its field") {
     CHECK(c.beta1 == 0);
     CHECK(c.beta2 == 0.999f);
     CHECK(c.eps == 1e-4f);
+    CHECK_FALSE(c.master_weights);
     CHECK(c.clip == 0);
     CHECK(c.tp_codec == "taco:g=256");
     CHECK(c.codec == std::map<std::string, std::string>{{"attn_in.bwd", "bf16"}, {"head.fwd", "none"}});

@@ -27,8 +27,9 @@ void step_run(Model& m, Comm& dp, long step) {
     std::vector<int> windows(size_t(m.B) * (m.T + 1));
     for (size_t i = 0; i < windows.size(); i++) windows[i] = int(philox(uint64_t(step), i, 0)[0] % uint32_t(m.config.vocab));
     batch_set(m, windows);
-    const double loss = model_forward_backward(m, 1.0f / float(m.N), false) / double(m.N);
-    gradients_reduce(m, dp);
+    GradientSums sums{&dp, {}};
+    const double loss = model_forward_backward(m, 1.0f / float(m.N), false, &sums) / double(m.N);
+    gradients_sum_finish(m, sums);
     const double norm = gradients_norm(m);
     check(std::isfinite(loss) && std::isfinite(norm), "step %ld: the loss is %g, the gradient's norm %g", step, loss, norm);
     AdamW hyper{};

@@ -113,9 +113,10 @@ inline Comm comm_world() { return comm_wrap(MPI_COMM_WORLD, "world"); }
 
 // Of the ranks in `group`, those on this rank's host, and this rank's number among them. Collective.
 inline HostRanks comm_host_ranks(const Comm& group) {
+    HostRanks ranks;
+    if (group.size == 1) return ranks;  // works without MPI_Init
     MPI_Comm host;
     MPI_Comm_split_type(group.handle, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-    HostRanks ranks;
     MPI_Comm_rank(host, &ranks.rank);
     MPI_Comm_size(host, &ranks.size);
     MPI_Comm_free(&host);

@@ -1,0 +1,107 @@
+"""The CUDA trainer, executed by the emulator, against the cpu target: same weights, same data, same losses.
+
+Builds: emu-fp32, whose float32 runs must agree with the cpu's to 1e-4; emu, which stores bfloat16; emu-fp32-asan.
+"""
+import os
+import unittest
+
+from program import *
+
+BUILD = {name: os.path.join(ROOT, "build", name, "train_gpt") for name in ("cpu", "emu", "emu-fp32", "emu-fp32-asan")}
+TINY = ["--model", "gpt2:d2,c=64,heads=4,vocab=%d" % VOCAB, "--seq", "32", "--micro-batch", "2", "--steps", "10", "--threads", "1",
+        "--lr", "1e-2"]
+
+
+class Emulated(ProgramTest):
+    @classmethod
+    def setUpClass(cls):
+        for path in BUILD.values():
+            if not os.path.exists(path):
+                raise AssertionError("%s is not built" % path)  # a skip would hide that the CUDA path was not executed
+
+    def losses_of(self, build, flags, ranks=1, **environment):
+        log = self.path("run.jsonl")
+        if os.path.exists(log):
+            os.remove(log)
+        comm = ["--comm", "nccl"] if ranks > 1 and build != "cpu" and "--comm" not in flags else []
+        done = Run(TINY + ["--train", self.train, "--log", log] + flags + comm, ranks, BUILD[build], seconds=120, **environment).finish()
+        self.assertEqual(done.status, 0, tail(done.stdout) + tail(done.stderr))
+        found = losses(log)
+        self.assertEqual(sorted(found), list(range(1, len(found) + 1)))
+        return found
+
+    def assert_close(self, build, flags, ranks, tolerance, **environment):
+        expected = self.losses_of("cpu", flags, ranks)
+        found = self.losses_of(build, flags, ranks, **environment)
+        self.assertEqual(len(found), len(expected))
+        for step, loss in expected.items():
+            self.assertLessEqual(abs(found[step] / loss - 1), tolerance, "%s %s, step %d: %g, cpu %g" % (
+                build, " ".join(flags), step, found[step], loss))
+        self.assertLess(expected[10], expected[1] - 0.1)  # it learns at all
+
+    def test_one_rank(self):
+        self.assert_close("emu-fp32", [], 1, 1e-4)
+
+    def test_recompute_accumulation_and_a_head_of_its_own(self):
+        self.assert_close("emu-fp32", ["--recompute", "block", "--global-batch", "4"], 1, 1e-4)
+        self.assert_close("emu-fp32", ["--recompute", "gelu"], 1, 1e-4)
+
+    @needs_mpi
+    def test_tensor_parallel(self):
+        for tp in (2, 4):
+            for codec in ("none", "taco", "hadint8"):
+                with self.subTest(tp=tp, codec=codec):
+                    self.assert_close("emu-fp32", ["--tp", str(tp), "--tp-codec", codec], tp, 1e-4)
+
+    @needs_mpi
+    def test_without_sequence_parallelism(self):
+        self.assert_close("emu-fp32", ["--tp", "2", "--sp", "off", "--tp-codec", "taco"], 2, 1e-4)
+
+    @needs_mpi
+    def test_data_parallel(self):
+        self.assert_close("emu-fp32", ["--tp", "2", "--tp-codec", "taco", "--micro-batch", "1"], 4, 1e-4)
+        self.assert_close("emu-fp32", ["--micro-batch", "1", "--global-batch", "4", "--comm", "mpi"], 2, 1e-4)
+
+    @needs_mpi
+    def test_tensors_staged_through_the_host(self):
+        self.assert_close("emu-fp32", ["--tp", "2", "--tp-codec", "taco", "--comm", "mpi"], 2, 1e-4)
+
+    @needs_mpi
+    def test_any_legal_order_of_the_streams_gives_the_same_bits(self):
+        for flags in (["--tp", "2", "--tp-codec", "taco"], ["--tp", "2", "--sp", "off", "--tp-codec", "hadint6:sr"],
+                      ["--micro-batch", "1"]):
+            lazy = self.losses_of("emu-fp32", flags + ["--stop-step", "4"], 2, EMU_STREAMS="lazy")
+            for order in ("eager", "random:1", "random:2"):
+                with self.subTest(flags=flags, order=order):
+                    self.assertEqual(self.losses_of("emu-fp32", flags + ["--stop-step", "4"], 2, EMU_STREAMS=order), lazy)
+
+    @needs_mpi
+    def test_bfloat16(self):
+        self.assert_close("emu", [], 1, 2e-2)
+        self.assert_close("emu", ["--master-weights", "off"], 1, 3e-2)
+        self.assert_close("emu", ["--tp", "2", "--tp-codec", "taco"], 2, 2e-2)
+
+    @needs_mpi
+    def test_sanitized(self):
+        """AddressSanitizer and UBSan see the whole trainer: any report ends it with a status of its own."""
+        san = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
+        self.assert_close("emu-fp32-asan", ["--val", self.val, "--sample-every", "10", "--sample-tokens", "3"], 1, 1e-4, **san)
+        self.assert_close("emu-fp32-asan", ["--tp", "2", "--tp-codec", "taco"], 2, 1e-4, **san)
+        self.assert_close("emu-fp32-asan", ["--tp", "2", "--sp", "off", "--tp-codec", "hadint8", "--comm", "mpi"], 2, 1e-4, **san)
+
+    @needs_mpi
+    def test_resume_is_bit_exact(self):
+        for build, flags in (("emu-fp32", ["--tp-codec", "taco"]), ("emu", []), ("emu", ["--master-weights", "off"])):
+            with self.subTest(build=build, flags=flags):
+                out = self.path("_".join([build] + flags))
+                common = flags + ["--tp", "2", "--save-every", "3", "--out", out]
+                straight = self.losses_of(build, common + ["--stop-step", "6"], 2)
+                write(out + "/latest", "step_00000003\n")
+                resumed = Run(TINY + ["--train", self.train, "--log", self.path("run.jsonl"), "--stop-step", "6", "--resume"] + common,
+                              2, BUILD[build], seconds=120).finish()
+                self.assertEqual(resumed.status, 0, tail(resumed.stderr))
+                self.assertEqual(losses(self.path("run.jsonl")), straight)
+
+
+if __name__ == "__main__":
+    unittest.main()
