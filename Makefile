@@ -69,7 +69,7 @@ COMPILER = $(NVCC) -x cu
 else
 FLAGS += -std=c++20 $(HOST_FLAGS) -Werror
 ifeq ($(TARGET),emu)
-FLAGS += -DCUDA_EMU -Idev/emu -fno-strict-aliasing
+FLAGS += -DCUDA_EMU -Idev/emu -fno-strict-aliasing -Wno-unknown-pragmas  # g++ has no #pragma unroll
 endif
 asan := -g1 -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -Wno-maybe-uninitialized
 tsan := -g1 -O1 -fsanitize=thread -Wno-maybe-uninitialized -Wno-tsan
