@@ -28,6 +28,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
+enum cudaDeviceAttr { cudaDevAttrClockRate = 13 };
 enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2,
                    cudaHostAllocDefault = 0;
@@ -110,6 +111,12 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index
     properties->multiProcessorCount = 4;
     properties->maxThreadsPerMultiProcessor = 2048;
     properties->l2CacheSize = 50 << 20;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int index) {
+    if (attribute != cudaDevAttrClockRate) return emu::result(cudaErrorInvalidValue);
+    if (index != 0) return emu::result(cudaErrorInvalidDevice);
+    *value = 1'000'000;  // kHz
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize() {
