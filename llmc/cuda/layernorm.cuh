@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/row.cuh"
 #include "llmc/residual_norm.h"
 
 namespace cuda {
@@ -22,38 +22,6 @@ constexpr int norm_max_columns = 8192;                         // of a row in re
 constexpr int norm_max_unpacked = 2048;                        // .. whose length is no multiple of a pack
 constexpr int norm_partials = 2 * (norm_threads / warp_size);  // floats of shared memory that norm_row needs
 constexpr int norm_long_threads = 512;
-
-// Pack `p` of a row of C values; beyond the row zeros are read and nothing is written. Packed: rows are whole packs.
-template <bool Packed, class E>
-__device__ __forceinline__ Pack<E> row_pack_load(const E* row, int p, int C) {
-    const int first = p * Pack<E>::size;
-    Pack<E> pack{};
-    if constexpr (Packed) {
-        if (first < C) pack = pack_load(row + first);
-    } else {
-#pragma unroll
-        for (int e = 0; e < Pack<E>::size; e++) pack[e] = first + e < C ? row[first + e] : from_float<E>(0.0f);
-    }
-    return pack;
-}
-template <bool Packed, class E>
-__device__ __forceinline__ void row_pack_store(E* row, int p, int C, const Pack<E>& pack) {
-    const int first = p * Pack<E>::size;
-    if constexpr (Packed) {
-        if (first < C) pack_store(row + first, pack);
-    } else {
-#pragma unroll
-        for (int e = 0; e < Pack<E>::size; e++) {
-            if (first + e < C) row[first + e] = pack[e];
-        }
-    }
-}
-
-// Whether element `e` of pack `p` is in the row.
-template <bool Packed, class E>
-__device__ __forceinline__ bool row_has(int p, int e, int C) {
-    return p * Pack<E>::size + (Packed ? 0 : e) < C;
-}
 
 // b becomes a + (b + add_bias), rounded to E; null: no bias.
 template <bool Packed, class E>
@@ -136,7 +104,8 @@ __device__ __forceinline__ void norm_row(float (&x)[Packs][Pack<E>::size], const
 #pragma unroll
     for (int k = 0; k < Packs; k++) {
         const int p = k * norm_threads + thread;
-        row_pack_store<Packed>(norm.out + row * C, p, C, norm_apply<Packed>(x[k], mean, rstd, norm, p));
+        const Pack<E> out = norm_apply<Packed>(x[k], mean, rstd, norm, p);
+        if (norm.out) row_pack_store<Packed>(norm.out + row * C, p, C, out);
     }
 }
 
@@ -229,18 +198,14 @@ void layernorm_launch(const ResidualNorm<E>& norm, const E* x, long N, Stream st
     });
 }
 
-template <class... Pointers>
-bool norm_is_packed(size_t bytes_per_row, const Pointers*... pointers) {
-    return ((uintptr_t(pointers) | ...) | bytes_per_row) % 16 == 0;
-}
-
 // residual [N, C] = a + (b + add_bias [C]) (null: none), out = layer norm of it.
 template <class E>
 void residual_layernorm_forward(E* residual, E* out, float* mean, float* rstd, const E* a, const E* b,
                                 const std::type_identity_t<E>* add_bias, const E* weight, const E* bias, long N, int C, float eps,
                                 Stream stream) {
     const ResidualNorm<E> norm = {residual, out, mean, rstd, a, add_bias, weight, bias, C, eps};
-    if (norm_is_packed(C * sizeof(E), residual, out, a, b, add_bias, weight, bias)) layernorm_launch<E, true>(norm, b, N, stream);
+    const bool packed = rows_are_packed<E>(out, C) && all_aligned(residual, a, b, add_bias, weight, bias);
+    if (packed) layernorm_launch<E, true>(norm, b, N, stream);
     else layernorm_launch<E, false>(norm, b, N, stream);
 }
 
@@ -442,7 +407,7 @@ void layernorm_backward_launch(E* dinp, float* dweight, float* dbias, const E* d
 template <class E>
 void layernorm_backward(E* dinp, float* dweight, float* dbias, const E* dout, const E* inp, const E* weight, const float* mean,
                         const float* rstd, long N, int C, bool accumulate, Stream stream) {
-    if (norm_is_packed(C * sizeof(E), dinp, dout, inp, weight)) {
+    if (rows_are_packed<E>(dinp, C) && all_aligned(dout, inp, weight)) {
         layernorm_backward_launch<E, true>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, accumulate, stream);
     } else {
         layernorm_backward_launch<E, false>(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, accumulate, stream);
