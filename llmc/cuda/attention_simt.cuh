@@ -287,28 +287,34 @@ __global__ void __launch_bounds__(attention_threads, 2)
     if constexpr (keys) simt_store<Tile>(to + long(s.NKV) * s.HS, qkv_row(s), rows, sums_1, one, s.HS);
 }
 
-// Bytes of shared memory: `tiles` tiles of rows and `weights` of P or dS.
-inline size_t simt_shared(const AttentionShape& s, int tile, int tiles, int weights, Stream stream) {
-    const size_t bytes = sizeof(float) * size_t(tiles * simt_tile(tile, s.HS) + weights * tile * (tile + 1));
-    check(bytes <= stream.device->properties.sharedMemPerBlockOptin,
-          "attention: heads of %d elements need %zu bytes of shared memory in a block, this GPU has %zu: use smaller heads", s.HS,
-          bytes, size_t(stream.device->properties.sharedMemPerBlockOptin));
+// Bytes of shared memory: tiles of rows, and P or dS or both.
+constexpr size_t simt_forward_shared(int tile, int HS) { return sizeof(float) * size_t(4 * simt_tile(tile, HS) + tile * (tile + 1)); }
+constexpr size_t simt_backward_shared(int tile, int HS, Own own) {
+    const int both = own == Own::keys ? 1 : 0;
+    return sizeof(float) * size_t((5 + both) * simt_tile(tile, HS) + (1 + both) * tile * (tile + 1));
+}
+
+inline size_t simt_shared_check(size_t bytes, int HS, Stream stream) {
+    const size_t most = stream.device->properties.sharedMemPerBlockOptin;
+    check(bytes <= most,
+          "attention: heads of %d elements need %zu bytes of shared memory in a block, this GPU has %zu: use smaller heads", HS,
+          bytes, most);
     return bytes;
 }
 
 template <class E, int Tile>
 void attention_forward_simt_launch(E* out, float* lse, const E* qkv, const AttentionShape& s, Stream stream) {
-    launch(attention_forward_simt<E, Tile>, attention_grid(s, s.NH, Tile), attention_threads, simt_shared(s, Tile, 4, 1, stream),
-           stream, out, lse, qkv, s);
+    launch(attention_forward_simt<E, Tile>, attention_grid(s, s.NH, Tile), attention_threads,
+           simt_shared_check(simt_forward_shared(Tile, s.HS), s.HS, stream), stream, out, lse, qkv, s);
 }
 
 template <class E, int Tile>
 void attention_backward_simt_launch(E* dqkv, const E* dout, const float* lse, const float* row_sums, const E* qkv,
                                     const AttentionShape& s, Stream stream) {
     launch(attention_backward_simt<E, Tile, Own::keys>, attention_grid(s, s.NKV, Tile), attention_threads,
-           simt_shared(s, Tile, 6, 2, stream), stream, dqkv, dout, lse, row_sums, qkv, s);
+           simt_shared_check(simt_backward_shared(Tile, s.HS, Own::keys), s.HS, stream), stream, dqkv, dout, lse, row_sums, qkv, s);
     launch(attention_backward_simt<E, Tile, Own::queries>, attention_grid(s, s.NH, Tile), attention_threads,
-           simt_shared(s, Tile, 5, 1, stream), stream, dqkv, dout, lse, row_sums, qkv, s);
+           simt_shared_check(simt_backward_shared(Tile, s.HS, Own::queries), s.HS, stream), stream, dqkv, dout, lse, row_sums, qkv, s);
 }
 
 }  // namespace cuda
