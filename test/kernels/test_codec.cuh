@@ -4,7 +4,7 @@
 
 #include "kernel_test.h"
 #include "llmc/cpu/codec.h"
-#include "llmc/cuda/codec.cuh"
+#include "llmc/cuda/codec_norm.cuh"
 
 namespace codec_test {
 
@@ -167,6 +167,80 @@ void check_reduce(const Codec& c, size_t n, int peers, int me, size_t offset) {
     CHECK(wire.buffer.guards_hold());
 }
 
+// Fused with bias, residual and norm, and with the next encoding, against the single steps: every bit. `stored`: out is wanted.
+template <class E>
+void check_norm(const Codec& c, const Codec& next, int rows, int C, int peers, int me, bool add_bias, bool stored) {
+    CAPTURE(codec_text(c));
+    CAPTURE(codec_text(next));
+    CAPTURE(C);
+    Stream stream = kernel_test().stream;
+    const size_t n = size_t(rows) * size_t(C);
+    std::vector<std::unique_ptr<DeviceWire>> wires;
+    std::vector<const uint8_t*> pointers, all_pointers;
+    const DeviceBuffer<E> own(random_values<E>(n, 3));
+    for (int peer = 0; peer < peers; peer++) {
+        const std::vector<uint8_t> bytes = cpu_wire<E>(c, random_values<E>(n, 10 + uint64_t(peer)), {}, nullptr);
+        wires.push_back(std::make_unique<DeviceWire>(bytes.size(), 0));
+        wires.back()->upload(bytes);
+        all_pointers.push_back(wires.back()->data());
+        pointers.push_back(peer == me ? nullptr : wires.back()->data());
+    }
+    const size_t all = n * size_t(peers);
+    const DeviceBuffer<E> a(random_values<E>(all, 4, 2)), bias_before(random_values<E>(size_t(C), 5));
+    const DeviceBuffer<E> weight(random_values<E>(size_t(C), 6)), bias(random_values<E>(size_t(C), 7));
+    struct Result {
+        DeviceBuffer<E> residual, out;
+        DeviceBuffer<float> mean, rstd;
+        DeviceBuffer<uint64_t> nonfinite{std::vector<uint64_t>{5}};
+        DeviceWire wire;
+        Result(size_t n, size_t rows, size_t bytes) : residual(n), out(n), mean(rows), rstd(rows), wire(bytes, 0) {}
+    };
+    const auto same = [](const auto& x, const auto& y) {
+        CHECK(memcmp(x.download().data(), y.download().data(), x.n * sizeof(*x.data)) == 0);
+        CHECK(x.guards_hold());
+    };
+    const E* before = add_bias ? bias_before.data : nullptr;
+    {
+        Result fused(n, size_t(rows), codec_wire_bytes<E>(next, n)), single(n, size_t(rows), codec_wire_bytes<E>(next, n));
+        const ResidualNorm<E> norm = {fused.residual.data,
+                                      stored ? fused.out.data : nullptr,
+                                      fused.mean.data,
+                                      fused.rstd.data,
+                                      a.data,
+                                      before,
+                                      weight.data,
+                                      bias.data,
+                                      C,
+                                      1e-5f};
+        CHECK(cuda::codec_decode_reduce_layernorm(c, pointers.data(), own.data, peers, n, norm, next, fused.wire.data(), key,
+                                                  fused.nonfinite.data, stream));
+        DeviceBuffer<E> b(n);
+        cuda::codec_decode_reduce(c, b.data, pointers.data(), own.data, peers, n, stream);
+        cuda::residual_layernorm_forward(single.residual.data, single.out.data, single.mean.data, single.rstd.data, a.data,
+                                         b.data, before, weight.data, bias.data, rows, C, 1e-5f, stream);
+        cuda::codec_encode(next, single.wire.data(), single.out.data, n, key, single.nonfinite.data, stream);
+        same(fused.residual, single.residual);
+        if (stored) same(fused.out, single.out);
+        same(fused.mean, single.mean);
+        same(fused.rstd, single.rstd);
+        same(fused.wire.buffer, single.wire.buffer);
+        same(fused.nonfinite, single.nonfinite);
+    }
+    Result fused(all, size_t(rows * peers), 1), single(all, size_t(rows * peers), 1);
+    const ResidualNorm<E> norm = {
+        fused.residual.data, fused.out.data, fused.mean.data, fused.rstd.data, a.data, before, weight.data, bias.data, C, 1e-5f};
+    CHECK(cuda::codec_decode_layernorm(c, all_pointers.data(), peers, n, norm, stream));
+    DeviceBuffer<E> b(all);
+    for (int peer = 0; peer < peers; peer++)
+        cuda::codec_decode(c, b.data + size_t(peer) * n, all_pointers[size_t(peer)], n, stream);
+    cuda::residual_layernorm_forward(single.residual.data, single.out.data, single.mean.data, single.rstd.data, a.data, b.data,
+                                     before, weight.data, bias.data, rows * peers, C, 1e-5f, stream);
+    same(fused.residual, single.residual);
+    same(fused.out, single.out);
+    same(fused.mean, single.mean);
+    same(fused.rstd, single.rstd);
+}
+
 }  // namespace codec_test
 
 TEST_CASE("codec: bytes and floats are the CPU's") {
@@ -238,4 +312,57 @@ TEST_CASE("codec: the error of a code is the CPU's") {
             cuda::codec_error_add(c, sums.data, values.data, wire.data(), n, kernel_test().stream);
             for (int i = 0; i < 2; i++) CHECK(std::abs(sums.download()[size_t(i)] - expected[i]) <= 1e-12 * expected[i]);
         }
+}
+
+TEST_CASE("codec: fused with the norm, the same bits as in single steps") {
+    using namespace codec_test;
+    for (const char* name :
+         {"bf16", "fp8", "fp8:fmt=e5m2", "int8", "taco", "taco:fmt=e5m2", "hadint8", "hadint6", "hadint7:g=32"}) {
+        const Codec c = codec_parse(name);
+        check_norm<bf16>(c, c, 3, 768, 2, 0, true, true);
+        check_norm<bf16>(c, c, 2, 1280, 3, 2, false, false);
+        check_norm<float>(c, c, 2, 384, 2, 1, true, true);
+    }
+    const Codec taco = codec_parse("taco"), sr = codec_parse("taco:g=512:sr");
+    check_norm<bf16>(taco, sr, 2, 512, 2, 0, true, false);
+    check_norm<bf16>(taco, codec_parse("hadint8"), 2, 512, 2, 0, true, true);
+    check_norm<bf16>(taco, codec_parse("none"), 2, 512, 2, 0, true, true);
+    check_norm<bf16>(taco, taco, 1, 4096, 2, 0, true, true);
+    check_norm<bf16>(taco, taco, 1, 8192, 2, 0, true, true);
+    check_norm<float>(taco, taco, 1, 2048, 2, -1, false, true);
+    in_thread_orders([&] { check_norm<bf16>(taco, taco, 3, 1024, 4, 2, true, true); });
+}
+
+TEST_CASE("codec: what cannot be fused is left alone") {
+    using namespace codec_test;
+    DeviceBuffer<bf16> values(size_t(4096));
+    DeviceBuffer<float> statistics(size_t(64));
+    DeviceBuffer<uint8_t> wire(size_t(8192));
+    const uint8_t* wires[] = {wire.data, wire.data};
+    const auto fused = [&](const char* codec, const char* next, int C, size_t n, bool stored) {
+        const ResidualNorm<bf16> norm = {values.data,
+                                         stored ? values.data : nullptr,
+                                         statistics.data,
+                                         statistics.data,
+                                         values.data,
+                                         nullptr,
+                                         values.data,
+                                         values.data,
+                                         C,
+                                         1e-5f};
+        return cuda::codec_decode_reduce_layernorm(codec_parse(codec), wires, values.data, 2, n, norm, codec_parse(next),
+                                                   wire.data, key, nullptr, kernel_test().stream);
+    };
+    CHECK_FALSE(fused("none", "none", 256, 1024, true));
+    CHECK_FALSE(fused("taco", "taco", 192, 384, true));       // rows are not whole groups
+    CHECK_FALSE(fused("taco", "taco", 256, 640, true));       // nor the values whole rows
+    CHECK_FALSE(fused("taco", "hadint8", 256, 1024, false));  // out is needed to encode it later
+    CHECK_FALSE(fused("taco", "taco:g=512", 256, 1024, false));
+    CHECK_FALSE(fused("bf16", "bf16", 250, 1000, true));
+    CHECK_FALSE(fused("taco", "taco", 16384, 16384, true));
+    const ResidualNorm<bf16> norm = {
+        values.data, values.data, statistics.data, statistics.data, values.data, nullptr, values.data, values.data, 256, 1e-5f};
+    CHECK_FALSE(cuda::codec_decode_layernorm(codec_parse("taco"), wires, 2, 384, norm, kernel_test().stream));
+    for (const float value : values.floats()) REQUIRE(std::isnan(value));
+    CHECK(values.guards_hold());
 }
