@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(attention_threads, 8)
     const long rows = long(s.B) * s.T * s.NH, mine = (long(blockIdx.x) * attention_threads + threadIdx.x) / 8;
     const long row = min(mine, rows - 1);
     float sum = 0;
+#pragma unroll 2
     for (int d = int(threadIdx.x) % 8 * step; d < s.HS; d += 8 * step) {
         if constexpr (Packed) {
             const Pack<E> a = pack_load(dout + row * s.HS + d), b = pack_load(out + row * s.HS + d);
