@@ -9,6 +9,7 @@
 
 #include <compare>
 #include <map>
+#include <type_traits>
 
 #include "llmc/cuda/bias.cuh"
 #include "llmc/cuda/gelu.cuh"
@@ -174,7 +175,8 @@ inline MatmulShape with_epilogue(MatmulShape shape, cublasLtEpilogue_t epilogue)
 
 // out [N, OC] = inp [N, C] weight^T + bias (null: none). With pre_gelu [N, OC] that goes there, and out = gelu(pre_gelu).
 template <class E>
-void matmul_forward(E* out, E* pre_gelu, const E* inp, const E* weight, const E* bias, long N, int C, int OC, Stream stream) {
+void matmul_forward(E* out, std::type_identity_t<E>* pre_gelu, const E* inp, const E* weight, const std::type_identity_t<E>* bias,
+                    long N, int C, int OC, Stream stream) {
     if (N == 0) return;
     MatmulShape shape = {matmul_type<E>, matmul_type<E>, true, false, false, OC, N, C};
     if (pre_gelu) {
@@ -192,7 +194,8 @@ void matmul_forward(E* out, E* pre_gelu, const E* inp, const E* weight, const E*
 
 // dinp [N, C] = dout [N, OC] weight [OC, C], times gelu'(pre_gelu) if pre_gelu [N, C] is given.
 template <class E>
-void matmul_backward_input(E* dinp, const E* dout, const E* weight, const E* pre_gelu, long N, int C, int OC, Stream stream) {
+void matmul_backward_input(E* dinp, const E* dout, const E* weight, const std::type_identity_t<E>* pre_gelu, long N, int C, int OC,
+                           Stream stream) {
     if (N == 0) return;
     const MatmulShape shape = {matmul_type<E>, matmul_type<E>, false, false, false, C, N, OC};
     if (pre_gelu &&
