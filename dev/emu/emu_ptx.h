@@ -5,7 +5,7 @@
 //                 column g        C, D (16 x 8) c[0..3]: row g, columns 2t, 2t+1, then row g + 8
 //   ldmatrix      lane 8 i + r gives the address of row r of the 8 x 8 matrix i; r[i]: row g, columns 2t, 2t+1 (trans: rows 2t,
 //                 2t+1, column g)
-//   cp.async      16 bytes that land at the wait for their group. Until then the destination is NaN: a kernel that does not
+//   cp.async      16 or 8 bytes that land at the wait for their group. Until then the destination is NaN: a kernel that does not
 //                 wait, or refills what others still read, gets wrong numbers.
 #pragma once
 #include "cuda_bf16.h"
@@ -64,11 +64,12 @@ EMU_NO_TSAN void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint3
     for (int i = 0; i < 4; i++) d[i] = result[i];
 }
 
-inline void shared_address_check(const char* instruction, const void* at) {
+inline void shared_address_check(const char* instruction, const void* at, size_t multiple = 16) {
     const size_t offset = size_t(static_cast<const char*>(at) - shared.memory);
     if (!shared.memory || offset >= Shared::room * Shared::places)
         throw Error(text("%s by %s: %p is not in shared memory", instruction, thread_name(*running).c_str(), at));
-    if (offset % 16) throw Error(text("%s by %s: an address is not a multiple of 16", instruction, thread_name(*running).c_str()));
+    if (offset % multiple)
+        throw Error(text("%s by %s: an address is not a multiple of %zu", instruction, thread_name(*running).c_str(), multiple));
 }
 
 struct MatrixRow {
@@ -131,31 +132,36 @@ inline void ldmatrix_x2_trans(uint32_t (&r)[2], const void* shared_row, const Lo
 namespace emu {
 
 struct AsyncCopy {
-    uint4* to;
-    uint4 data;
+    uint2* to;
+    uint2 data;
     uint32_t group;
 };
-constexpr uint32_t max_async_copies = 256;  // of one thread, not landed
+constexpr uint32_t max_async_copies = 512;  // of one thread, of 8 bytes each, not landed
 
-EMU_NO_TSAN inline void async_copy_note(uint4* to, uint4 data) {
+EMU_NO_TSAN inline void async_copy_note(uint2* to, uint2 data) {
     Thread* me = running;
     if (!me->copies) me->copies = new AsyncCopy[max_async_copies];
-    if (me->copy_count == max_async_copies) throw Error("a thread has more than 256 cp.async that it did not wait for");
+    if (me->copy_count == max_async_copies) throw Error("a thread has more than 4096 bytes of cp.async that it did not wait for");
     me->copies[me->copy_count++] = {to, data, me->copy_group};
 }
 
-// The first `bytes` of 16 come from `global`, the others are zero.
-inline void cp_async_16(void* to, const void* global, int bytes = 16) {
+// The first `bytes` of `size` come from `global`, the others are zero.
+template <int size>
+void cp_async(void* to, const void* global, int bytes) {
     if (!running) throw Error("cp.async outside a kernel");
-    shared_address_check("cp.async", to);
-    if (bytes < 0 || bytes > 16 || (bytes && reinterpret_cast<uintptr_t>(global) % 16))
-        throw Error(text("cp.async by %s: %d bytes from %p; expected 0 to 16, from a multiple of 16",
-                         thread_name(*running).c_str(), bytes, global));
-    uint4 data = {0, 0, 0, 0};
-    for (int i = 0; i < bytes; i++) reinterpret_cast<char*>(&data)[i] = static_cast<const char*>(global)[i];
-    *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};
-    async_copy_note(static_cast<uint4*>(to), data);
+    shared_address_check("cp.async", to, size);
+    if (bytes < 0 || bytes > size || (bytes && reinterpret_cast<uintptr_t>(global) % size))
+        throw Error(text("cp.async by %s: %d bytes from %p; expected 0 to %d, from a multiple of %d",
+                         thread_name(*running).c_str(), bytes, global, size, size));
+    uint2 data[size / 8] = {};
+    for (int i = 0; i < bytes; i++) reinterpret_cast<char*>(data)[i] = static_cast<const char*>(global)[i];
+    for (int i = 0; i < size / 8; i++) {
+        static_cast<uint2*>(to)[i] = {~0u, ~0u};
+        async_copy_note(static_cast<uint2*>(to) + i, data[i]);
+    }
 }
+inline void cp_async_16(void* to, const void* global, int bytes = 16) { cp_async<16>(to, global, bytes); }
+inline void cp_async_8(void* to, const void* global, int bytes = 8) { cp_async<8>(to, global, bytes); }
 
 EMU_NO_TSAN inline void cp_async_commit() { running->copy_group++; }
 

@@ -52,18 +52,18 @@ template <class E>
 void attention_backward(E* dqkv, const E* dout, const E* out, const float* lse, const E* qkv, int B, int T, int NH, int NKV, int HS,
                         Stream stream) {
     const AttentionShape s = attention_shape(B, T, NH, NKV, HS);
-    const Scratch<float> row_sums(size_t(B) * size_t(NH) * size_t(T), stream);
+    const Scratch<AttentionStatistic> statistics(size_t(B) * size_t(NH) * size_t(T), stream);
     const dim3 blocks = unsigned(ceil_div(long(B) * T * NH * 8, long(attention_threads)));
     const bool packed = rows_are_packed<E>(dout, HS) && rows_are_packed<E>(out, HS);
-    launch(packed ? attention_row_sums<E, true> : attention_row_sums<E, false>, blocks, attention_threads, 0, stream,
-           row_sums.data, dout, out, s);
+    launch(packed ? attention_statistics<E, true> : attention_statistics<E, false>, blocks, attention_threads, 0, stream,
+           statistics.data, lse, dout, out, s);
     attention_dispatch<E>(
         HS,
         [&](auto width) {
-            attention_backward_mma_launch<E, decltype(width)::value>(dqkv, dout, lse, row_sums.data, qkv, s, stream);
+            attention_backward_mma_launch<E, decltype(width)::value>(dqkv, dout, statistics.data, qkv, s, stream);
         },
         [&](auto tile) {
-            attention_backward_simt_launch<E, decltype(tile)::value>(dqkv, dout, lse, row_sums.data, qkv, s, stream);
+            attention_backward_simt_launch<E, decltype(tile)::value>(dqkv, dout, statistics.data, qkv, s, stream);
         },
         dqkv, dout, qkv);
 }

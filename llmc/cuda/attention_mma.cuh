@@ -146,9 +146,7 @@ __device__ __forceinline__ void mma_mask(float (&x)[4], int query, int key) {
     }
 }
 
-// Blocks an SM that registers and shared memory allow.
-constexpr int forward_blocks(int width) { return width == 96 ? 3 : 2; }
-constexpr int backward_blocks(int) { return 2; }
+constexpr int mma_blocks = 2;  // on an SM: what registers allow
 
 // What forward keeps of a warp's queries: the largest S, and, both to be divided by the sum of exp(S - max), of which each lane
 // has a part, P V.
@@ -217,7 +215,7 @@ __device__ __forceinline__ void forward_tile(ForwardSums<Width>& sums, const uin
 constexpr size_t forward_shared(int width) { return size_t(4) * forward_streamed * width * 2; }
 
 template <class E, int Width>
-__global__ void __launch_bounds__(attention_threads, forward_blocks(Width))
+__global__ void __launch_bounds__(attention_threads, mma_blocks)
     attention_forward_mma(E* __restrict__ out, float* __restrict__ lse, const E* __restrict__ qkv, AttentionShape s) {
     constexpr int tile = forward_streamed * Width;
     static_assert(own_rows(Width) <= 2 * forward_streamed);
@@ -295,13 +293,14 @@ __device__ __forceinline__ void mma_products(float (&products)[Strips][Accumulat
 }
 
 // Adds what one tile gives: sums_0 += dS streamed_0 and, for keys, sums_1 += P streamed_1. Positions are those of tiles in
-// shared memory. `query` and `key`: the warp's first and the tile's first, or the other way round. lse log2(e) and D of the
-// queries: of the warp's rows, or, for keys, `statistics` [2][backward_streamed] in shared memory.
+// shared memory. `query` and `key`: the warp's first and the tile's first, or the other way round. Statistics are of the
+// queries: the warp's rows, or, for keys, the tile's.
 template <Own own, int Width, int Sums, class E>
 __device__ __forceinline__ void backward_tile(float (&sums_0)[strips(Width)][Width / 8][4], float (&sums_1)[Sums][Width / 8][4],
                                               const E* shared, int own_0, int own_1, int streamed_0, int streamed_1, int first,
-                                              int query, int key, float scale, const float (&own_lse)[strips(Width)][2],
-                                              const float (&own_sum)[strips(Width)][2], const float* statistics) {
+                                              int query, int key, float scale,
+                                              const AttentionStatistic (&own_statistics)[strips(Width)][2],
+                                              const AttentionStatistic* streamed_statistics) {
     constexpr bool keys = own == Own::keys;
     constexpr int accumulators = backward_streamed / 8;
     float p[strips(Width)][accumulators][4] = {}, ds[strips(Width)][accumulators][4] = {};
@@ -325,8 +324,7 @@ __device__ __forceinline__ void backward_tile(float (&sums_0)[strips(Width)][Wid
                 const int column = 8 * n + int(threadIdx.x) % 4 * 2 + e % 2;
 #pragma unroll
                 for (int i = 0; i < strips(Width); i++) {
-                    const float lse = keys ? statistics[column] : own_lse[i][e / 2];
-                    const float sum = keys ? statistics[backward_streamed + column] : own_sum[i][e / 2];
+                    const auto [lse, sum] = keys ? streamed_statistics[column] : own_statistics[i][e / 2];
                     p[i][n][e] = exp2_approximate(fmaf(p[i][n][e], scale * log2_e, -lse));
                     ds[i][n][e] = p[i][n][e] * (ds[i][n][e] - sum);
                 }
@@ -344,28 +342,20 @@ __device__ __forceinline__ void backward_tile(float (&sums_0)[strips(Width)][Wid
     }
 }
 
-// lse log2(e), or D, of a query; beyond T those that make P = 0.
-__device__ __forceinline__ float statistic(const float* __restrict__ lse, const float* __restrict__ row_sums,
-                                           const AttentionShape& s, int b, int head, int query, bool is_sum) {
-    const long at = (long(b) * s.NH + head) * s.T + query;
-    if (is_sum) return query < s.T ? row_sums[at] : 0.0f;
-    return query < s.T ? lse[at] * log2_e : INFINITY;
-}
-
-// Shared memory: own [2][own_rows, Width], streamed [2][2][backward_streamed, Width] of E, statistics [2][2][backward_streamed].
+// Shared memory: own [2][own_rows, Width], streamed [2][2][backward_streamed, Width] of E, statistics [2][backward_streamed].
 constexpr size_t backward_shared(int width) {
-    return size_t(2 * own_rows(width) + 4 * backward_streamed) * width * 2 + 4 * backward_streamed * sizeof(float);
+    return size_t(2 * own_rows(width) + 4 * backward_streamed) * width * 2 + 2 * backward_streamed * sizeof(AttentionStatistic);
 }
 
 // Own::keys: own are k, v; streamed q, dout; sums dK, dV. Own::queries: own are q, dout; streamed k, v; sums dQ.
 template <class E, int Width, Own own>
-__global__ void __launch_bounds__(attention_threads, backward_blocks(Width))
-    attention_backward_mma(E* __restrict__ dqkv, const E* __restrict__ dout, const float* __restrict__ lse,
-                           const float* __restrict__ row_sums, const E* __restrict__ qkv, AttentionShape s) {
+__global__ void __launch_bounds__(attention_threads, mma_blocks)
+    attention_backward_mma(E* __restrict__ dqkv, const E* __restrict__ dout, const AttentionStatistic* __restrict__ statistics,
+                           const E* __restrict__ qkv, AttentionShape s) {
     constexpr bool keys = own == Own::keys;
     constexpr int rows = backward_streamed, tile = rows * Width, own_0 = 0, own_1 = own_rows(Width) * Width, stages = 2 * own_1;
-    SHARED_DYNAMIC(E, shared);                                                 // positions in it are in elements
-    float* statistics = reinterpret_cast<float*>(shared + stages + 4 * tile);  // [2][lse log2(e), D][rows], of streamed queries
+    SHARED_DYNAMIC(E, shared);  // positions in it are in elements
+    AttentionStatistic* streamed_statistics = reinterpret_cast<AttentionStatistic*>(shared + stages + 4 * tile);  // [2][rows]
     const AttentionPlace place = attention_place<own>(s, own_rows(Width));
     const int thread = int(threadIdx.x), first = thread / warp_size * warp_rows(Width), group = s.NH / s.NKV;
     const int kv = keys ? place.head : place.head / group, there = s.T - place.first;
@@ -385,15 +375,12 @@ __global__ void __launch_bounds__(attention_threads, backward_blocks(Width))
         const long row_1 = keys ? out_row(s) : qkv_row(s);
         tile_load<Width, rows>(shared, to, from_0 + at * qkv_row(s), qkv_row(s), s.T - at, s.HS);
         tile_load<Width, rows>(shared, to + tile, from_1 + at * row_1, row_1, s.T - at, s.HS);
+        if (keys && thread < rows) {  // zeros beyond T: with q and dout 0 they give dS = 0
+            const AttentionStatistic* from = statistics + (long(place.b) * s.NH + head) * s.T;
+            cp_async_8(streamed_statistics + turn % 2 * rows + thread, at + thread < s.T ? from + at + thread : from,
+                       at + thread < s.T ? 8 : 0);
+        }
         cp_async_commit();
-    };
-    // the first threads have one each, in a register until the tile's turn is next
-    const auto statistic_get = [&] {
-        if (!keys || thread >= 2 * rows) return 0.0f;
-        return statistic(lse, row_sums, s, place.b, head, at + thread % rows, thread >= rows);
-    };
-    const auto statistic_put = [&](int turn, float value) {
-        if (keys && thread < 2 * rows) statistics[turn % 2 * (2 * rows) + thread] = value;
     };
 
     const E* own_from_0 = keys ? k : qkv_head(qkv, s, place.b, place.head);
@@ -402,14 +389,12 @@ __global__ void __launch_bounds__(attention_threads, backward_blocks(Width))
     tile_load<Width, own_rows(Width)>(shared, own_0, own_from_0 + place.first * qkv_row(s), qkv_row(s), there, s.HS);
     tile_load<Width, own_rows(Width)>(shared, own_1, own_from_1 + place.first * own_row_1, own_row_1, there, s.HS);
     load(0);
-    statistic_put(0, statistic_get());
-    float own_lse[strips(Width)][2] = {}, own_sum[strips(Width)][2] = {};
+    AttentionStatistic own_statistics[strips(Width)][2] = {};
     if constexpr (!keys) {
 #pragma unroll
         for (int i = 0; i < 2 * strips(Width); i++) {
             const int query = place.first + first + 8 * i + thread % warp_size / 4;
-            own_lse[i / 2][i % 2] = statistic(lse, row_sums, s, place.b, place.head, query, false);
-            own_sum[i / 2][i % 2] = statistic(lse, row_sums, s, place.b, place.head, query, true);
+            if (query < s.T) own_statistics[i / 2][i % 2] = statistics[(long(place.b) * s.NH + place.head) * s.T + query];
         }
     }
     float sums_0[strips(Width)][Width / 8][4] = {}, sums_1[keys ? strips(Width) : 1][Width / 8][4] = {};
@@ -418,18 +403,15 @@ __global__ void __launch_bounds__(attention_threads, backward_blocks(Width))
         __syncthreads();
         const int streamed = stages + turn % 2 * (2 * tile), own_at = place.first + first;
         const int query = keys ? at : own_at, key = keys ? own_at : at;
-        float next_statistic = 0;
         if (turn + 1 < turns) {
             at += rows;
             if (keys && at >= s.T) at = start, head++;
             load(turn + 1);
-            next_statistic = statistic_get();
         }
         if (query + (keys ? rows : warp_rows(Width)) > key) {
             backward_tile<own, Width>(sums_0, sums_1, shared, own_0, own_1, streamed, streamed + tile, first, query, key, scale,
-                                      own_lse, own_sum, statistics + turn % 2 * (2 * rows));
+                                      own_statistics, streamed_statistics + turn % 2 * rows);
         }
-        if (turn + 1 < turns) statistic_put(turn + 1, next_statistic);
     }
     E* to = qkv_head(dqkv, s, place.b, keys ? s.NH + kv : place.head) + place.first * qkv_row(s);
     const float scales[2] = {scale, scale}, ones[2] = {1, 1};
@@ -449,12 +431,12 @@ void attention_forward_mma_launch(E* out, float* lse, const E* qkv, const Attent
 }
 
 template <class E, int Width>
-void attention_backward_mma_launch(E* dqkv, const E* dout, const float* lse, const float* row_sums, const E* qkv,
+void attention_backward_mma_launch(E* dqkv, const E* dout, const AttentionStatistic* statistics, const E* qkv,
                                    const AttentionShape& s, Stream stream) {
     launch(attention_backward_mma<E, Width, Own::keys>, attention_grid(s, s.NKV, own_rows(Width)), attention_threads,
-           backward_shared(Width), stream, dqkv, dout, lse, row_sums, qkv, s);
+           backward_shared(Width), stream, dqkv, dout, statistics, qkv, s);
     launch(attention_backward_mma<E, Width, Own::queries>, attention_grid(s, s.NH, own_rows(Width)), attention_threads,
-           backward_shared(Width), stream, dqkv, dout, lse, row_sums, qkv, s);
+           backward_shared(Width), stream, dqkv, dout, statistics, qkv, s);
 }
 
 }  // namespace cuda

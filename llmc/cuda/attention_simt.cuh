@@ -1,5 +1,5 @@
 // Causal flash attention without tensor cores: float, and what attention_mma.cuh does not take. Any T, HS while shared memory
-// lasts. Also what both ways share: shapes, the place of a block, row sums of dout * out.
+// lasts. Also what both ways share: shapes, the place of a block, the statistics of backward.
 //
 // A block of 128 threads holds Tile queries or keys in shared memory, as floats, and streams the rows of the other kind past
 // them, Tile at a time. Eight lanes share a row of S. Tiles above the diagonal are skipped.
@@ -52,10 +52,17 @@ inline dim3 attention_grid(const AttentionShape& s, int heads, int tile) {
     return unsigned(long(ceil_div(s.T, tile)) * heads * s.B);
 }
 
-// sums [B, NH, T] = rowsum(dout * out), which backward calls D. Eight lanes a row; Packed: rows are whole packs.
+// What backward needs to know of a query.
+struct alignas(8) AttentionStatistic {
+    float lse;  // times log2(e)
+    float sum;  // rowsum(dout * out), D in the formulas
+};
+
+// statistics [B, NH, T]. Eight lanes a query; Packed: rows are whole packs.
 template <class E, bool Packed>
 __global__ void __launch_bounds__(attention_threads, 8)
-    attention_row_sums(float* __restrict__ sums, const E* __restrict__ dout, const E* __restrict__ out, AttentionShape s) {
+    attention_statistics(AttentionStatistic* __restrict__ statistics, const float* __restrict__ lse, const E* __restrict__ dout,
+                         const E* __restrict__ out, AttentionShape s) {
     constexpr int step = Packed ? Pack<E>::size : 1;
     const long rows = long(s.B) * s.T * s.NH, mine = (long(blockIdx.x) * attention_threads + threadIdx.x) / 8;
     const long row = min(mine, rows - 1);
@@ -73,8 +80,8 @@ __global__ void __launch_bounds__(attention_threads, 8)
 #pragma unroll
     for (int offset = 4; offset > 0; offset /= 2) sum += __shfl_xor_sync(full_warp, sum, offset);
     if (threadIdx.x % 8 == 0 && mine < rows) {
-        const long token = row / s.NH, head = row % s.NH;
-        sums[(token / s.T * s.NH + head) * s.T + token % s.T] = sum;
+        const long token = row / s.NH, head = row % s.NH, at = (token / s.T * s.NH + head) * s.T + token % s.T;
+        statistics[at] = {lse[at] * log2_e, sum};
     }
 }
 
@@ -225,8 +232,8 @@ __global__ void __launch_bounds__(attention_threads, 2)
 
 template <class E, int Tile, Own own>
 __global__ void __launch_bounds__(attention_threads, 2)
-    attention_backward_simt(E* __restrict__ dqkv, const E* __restrict__ dout, const float* __restrict__ lse,
-                            const float* __restrict__ row_sums, const E* __restrict__ qkv, AttentionShape s) {
+    attention_backward_simt(E* __restrict__ dqkv, const E* __restrict__ dout, const AttentionStatistic* __restrict__ statistics,
+                            const E* __restrict__ qkv, AttentionShape s) {
     SHARED_DYNAMIC(float, shared);
     // Own::keys: own are k, v; streamed q, dout; sums dK, dV. Own::queries: own are q, dout; streamed k, v; sums dQ.
     constexpr bool keys = own == Own::keys;
@@ -251,7 +258,7 @@ __global__ void __launch_bounds__(attention_threads, 2)
     for (int head = keys ? kv * group : place.head; head < (keys ? (kv + 1) * group : place.head + 1); head++) {
         const E* q = qkv_head(qkv, s, place.b, head);
         const E* dout_at = out_head(dout, s, place.b, head);
-        const long statistics = (long(place.b) * s.NH + head) * s.T;
+        const AttentionStatistic* of_head = statistics + (long(place.b) * s.NH + head) * s.T;
         if constexpr (!keys) {
             simt_load<Tile>(own_0, q + place.first * qkv_row(s), qkv_row(s), rows, s.HS);
             simt_load<Tile>(own_1, dout_at + place.first * out_row(s), out_row(s), rows, s.HS);
@@ -273,8 +280,9 @@ __global__ void __launch_bounds__(attention_threads, 2)
                     const int query = keys ? streamed_row : own_row, key = keys ? own_row : streamed_row;
                     const int at = (row + 16 * i) * (Tile + 1) + lane + 8 * j;
                     const bool seen = key <= query && query < s.T;
-                    const float weight = seen ? exp2f((x[i][j] * scale - lse[statistics + query]) * log2_e) : 0.0f;
-                    ds[at] = seen ? weight * (dp[i][j] - row_sums[statistics + query]) : 0.0f;
+                    const auto [lse, sum] = seen ? of_head[query] : AttentionStatistic{};
+                    const float weight = seen ? exp2f(fmaf(x[i][j], scale * log2_e, -lse)) : 0.0f;
+                    ds[at] = seen ? weight * (dp[i][j] - sum) : 0.0f;
                     if constexpr (keys) p[at] = weight;
                 }
             }
@@ -310,12 +318,12 @@ void attention_forward_simt_launch(E* out, float* lse, const E* qkv, const Atten
 }
 
 template <class E, int Tile>
-void attention_backward_simt_launch(E* dqkv, const E* dout, const float* lse, const float* row_sums, const E* qkv,
+void attention_backward_simt_launch(E* dqkv, const E* dout, const AttentionStatistic* statistics, const E* qkv,
                                     const AttentionShape& s, Stream stream) {
     launch(attention_backward_simt<E, Tile, Own::keys>, attention_grid(s, s.NKV, Tile), attention_threads,
-           simt_shared_check(simt_backward_shared(Tile, s.HS, Own::keys), s.HS, stream), stream, dqkv, dout, lse, row_sums, qkv, s);
+           simt_shared_check(simt_backward_shared(Tile, s.HS, Own::keys), s.HS, stream), stream, dqkv, dout, statistics, qkv, s);
     launch(attention_backward_simt<E, Tile, Own::queries>, attention_grid(s, s.NH, Tile), attention_threads,
-           simt_shared_check(simt_backward_shared(Tile, s.HS, Own::queries), s.HS, stream), stream, dqkv, dout, lse, row_sums, qkv, s);
+           simt_shared_check(simt_backward_shared(Tile, s.HS, Own::queries), s.HS, stream), stream, dqkv, dout, statistics, qkv, s);
 }
 
 }  // namespace cuda

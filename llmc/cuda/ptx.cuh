@@ -20,6 +20,7 @@
 namespace cuda {
 
 using emu::cp_async_16;
+using emu::cp_async_8;
 using emu::cp_async_commit;
 using emu::cp_async_wait;
 using emu::ldmatrix_x4;
@@ -67,11 +68,14 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* 
                  : "memory");
 }
 
-// Copies `bytes` (0 .. 16) from global to 16 bytes of shared memory, the rest zeros; both addresses multiples of 16. It has
+// Copies `bytes` from global to 16 or 8 bytes of shared memory, the rest zeros; both addresses multiples of 16 or 8. It has
 // landed, for the thread that asked, after cp_async_wait; for others after the barrier that follows.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global, int bytes = 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
                  : "memory");
+}
+__device__ __forceinline__ void cp_async_8(void* shared, const void* global, int bytes = 8) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
