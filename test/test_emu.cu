@@ -719,9 +719,14 @@ __global__ void pipeline(float* out, const float4* in, int stages) {
     }
     out[lane] = sum;
 }
-__global__ void partial_copy(float4* out, const float4* in, int bytes) {
+__global__ void partial_copy(float4* out, const float4* in, int bytes, bool halves) {
     EMU_SHARED_ARRAY(float4, buffer, [1]);
-    emu::cp_async_16(buffer, bytes ? in : nullptr, bytes);
+    if (halves) {
+        emu::cp_async_8(buffer, in, std::min(bytes, 8));
+        emu::cp_async_8(&buffer[0].z, &in->z, std::max(bytes - 8, 0));
+    } else {
+        emu::cp_async_16(buffer, bytes ? in : nullptr, bytes);
+    }
     emu::cp_async_commit();
     emu::cp_async_wait<0>();
     *out = buffer[0];
@@ -742,11 +747,13 @@ TEST_CASE("cp.async lands at the wait") {
     }
     emu::order_set("forward");
     float4* part = device_fresh<float4>(1);
-    for (int floats = 0; floats <= 4; floats++) {
-        run(partial_copy, dim3(1), dim3(1), 0, part, (const float4*)in + 1, 4 * floats);
+    for (int turn = 0; turn < 10; turn++) {
+        const int floats = turn / 2;
+        run(partial_copy, dim3(1), dim3(1), 0, part, (const float4*)in + 1, 4 * floats, turn % 2 == 1);
         const float4 copied = download(part, 1)[0], whole = values[1];
         CHECK(copied.x == (floats > 0 ? whole.x : 0));
         CHECK(copied.y == (floats > 1 ? whole.y : 0));
+        CHECK(copied.z == (floats > 2 ? whole.z : 0));
         CHECK(copied.w == (floats > 3 ? whole.w : 0));
     }
     cudaFree(in), cudaFree(out), cudaFree(part);
