@@ -150,7 +150,7 @@ inline void range_check(const char* what, const void* at, size_t bytes, bool now
 
 inline void alignment_check(const char* what, const void* at, uint32_t promised) {
     if (alignment(at) < promised)
-        throw Error(text("cublasLtMatmul: %s is at %p, but the algorithm was chosen for multiples of %u bytes", what, at, promised));
+        throw Error(text("cublasLtMatmul: %s is at %p, the algorithm was chosen for multiples of %u bytes", what, at, promised));
 }
 
 inline void load(float* to, const void* from, cudaDataType_t type, size_t n) {
@@ -214,7 +214,8 @@ inline void compute(const cublasLtMatmulAlgo_t& p, const Buffers& at, float alph
     std::vector<float> sum = beta == 0 ? std::vector<float>(m * n) : matrix_load(at.c, p.c);
     if (p.workspace) memset(at.workspace, 0xff, p.workspace);
     cblas_sgemm(CblasColMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, int(m), int(n),
-                int(ta ? p.a.rows : p.a.columns), alpha, a.data(), int(p.a.rows), b.data(), int(p.b.rows), beta, sum.data(), int(m));
+                int(ta ? p.a.rows : p.a.columns), alpha, a.data(), int(p.a.rows), b.data(), int(p.b.rows), beta, sum.data(),
+                int(m));
     std::vector<float> bias(m, 0.0f), aux(m);
     if (op.epilogue & 4) load(bias.data(), op.bias, p.d.type, m);
     for (size_t j = 0; j < n; j++) {

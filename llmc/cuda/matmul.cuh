@@ -67,14 +67,16 @@ struct Matmuls {
 namespace cuda {
 
 template <class E>
-constexpr cudaDataType_t matmul_type = std::is_same_v<E, float> ? CUDA_R_32F : std::is_same_v<E, bf16> ? CUDA_R_16BF : CUDA_R_16F;
+constexpr cudaDataType_t matmul_type = std::is_same_v<E, float>  ? CUDA_R_32F
+                                       : std::is_same_v<E, bf16> ? CUDA_R_16BF
+                                                                 : CUDA_R_16F;
 
 inline void matmul_check(cublasStatus_t status, const char* call, const MatmulShape& shape) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     const char* hint = status == CUBLAS_STATUS_ALLOC_FAILED || status == CUBLAS_STATUS_NOT_INITIALIZED
-                           ? "the GPU's memory may be full: use a smaller model, --micro-batch or --seq, or more ranks"
+                           ? "is the GPU's memory full (then a smaller --micro-batch helps), or its driver older than the toolkit?"
                        : status == CUBLAS_STATUS_ARCH_MISMATCH || status == CUBLAS_STATUS_NOT_SUPPORTED
-                           ? "this cuBLASLt cannot do it on this GPU: is the toolkit as new as the GPU, and the GPU an sm_80 or later?"
+                           ? "this cuBLASLt cannot do it on this GPU: it must be an sm_80 or later, and the toolkit as new"
                            : "CUBLASLT_LOG_LEVEL=1 says more";
     const auto name = [](cudaDataType_t type) { return type == CUDA_R_32F ? "fp32" : type == CUDA_R_16BF ? "bf16" : "fp16"; };
     fail("%s failed with %s for a %s product [%ld, %ld] x [%ld, %ld] into %s, epilogue %d: %s", call, cublasLtGetStatusName(status),

@@ -11,7 +11,8 @@ struct MatmulTestShape {
 };
 
 // One row; odd sizes; sizes that the epilogues take and that only some of them do; more rows than one range of a bias.
-const MatmulTestShape matmul_shapes[] = {{1, 1, 3}, {1, 64, 128}, {7, 13, 9}, {64, 96, 80}, {33, 48, 21}, {40, 17, 64}, {300, 32, 24}};
+const MatmulTestShape matmul_shapes[] = {{1, 1, 3},    {1, 64, 128}, {7, 13, 9},  {64, 96, 80},
+                                         {33, 48, 21}, {40, 17, 64}, {300, 32, 24}};
 
 // `values` on the device, `shift` elements behind an aligned address.
 template <class T>
@@ -114,15 +115,6 @@ void bias_backward_check(long N, int C, size_t shift) {
     }
 }
 
-// Plans that were made, and those of them that found an epilogue other than the plain one.
-std::pair<size_t, size_t> matmul_plans() {
-    const auto& matmuls = kernel_test().device.matmuls;
-    if (!matmuls) return {0, 0};
-    size_t fused = 0;
-    for (const auto& [key, plan] : matmuls->plans) fused += plan.found && key.first.epilogue != CUBLASLT_EPILOGUE_DEFAULT;
-    return {matmuls->plans.size(), fused};
-}
-
 }  // namespace
 
 TEST_CASE_TEMPLATE("matmul, forward", E, float, bf16, fp16) {
@@ -150,7 +142,12 @@ TEST_CASE_TEMPLATE("matmul, backward", E, float, bf16, fp16) {
 }
 
 TEST_CASE_TEMPLATE("gradient of a bias", E, float, bf16, fp16) {
-    for (const auto& [N, C] : {std::pair<long, int>{1, 1}, {3, 7}, {1000, 8}, {2077, 33}, {130, 768}, {600, 200}}) {
+#ifdef __SANITIZE_THREAD__
+    const std::pair<long, int> shapes[] = {{3, 7}, {300, 8}, {130, 72}};
+#else
+    const std::pair<long, int> shapes[] = {{1, 1}, {3, 7}, {1000, 8}, {2077, 33}, {130, 768}, {600, 200}};
+#endif
+    for (const auto& [N, C] : shapes) {
         for (const size_t shift : {0, 1}) {
             CAPTURE(N);
             CAPTURE(C);
@@ -161,40 +158,52 @@ TEST_CASE_TEMPLATE("gradient of a bias", E, float, bf16, fp16) {
 }
 
 TEST_CASE("matmul of no rows: forward does nothing, gradients are zero or stay") {
-    const std::vector<float> start = random_values<float>(8 * 16, 1);
+    const std::vector<float> start = random_values<float>(8 * 16, 1), bias_start = random_values<float>(16, 2);
     for (const bool accumulate : {false, true}) {
-        const DeviceBuffer<float> dweight(start), dbias(std::vector<float>(start.begin(), start.begin() + 16));
+        const DeviceBuffer<float> dweight(start), dbias(bias_start);
         cuda::matmul_forward<bf16>(nullptr, nullptr, nullptr, nullptr, nullptr, 0, 8, 16, kernel_test().stream);
         cuda::matmul_backward_input<bf16>(nullptr, nullptr, nullptr, nullptr, 0, 8, 16, kernel_test().stream);
         cuda::matmul_backward_weight<bf16>(dweight.data, dbias.data, nullptr, nullptr, 0, 8, 16, accumulate, kernel_test().stream);
         CHECK(dweight.floats() == (accumulate ? start : std::vector<float>(8 * 16, 0.0f)));
-        CHECK(dbias.floats() == (accumulate ? std::vector<float>(start.begin(), start.begin() + 16) : std::vector<float>(16, 0.0f)));
+        CHECK(dbias.floats() == (accumulate ? bias_start : std::vector<float>(16, 0.0f)));
     }
 }
 
-TEST_CASE("matmul's plans are made once for each shape and alignment") {
-    const DeviceBuffer<bf16> inp(std::vector<float>(40 * 24, 1.0f)), weight(std::vector<float>(56 * 24, 1.0f)), out(40 * 56);
-    const DeviceBuffer<bf16> bias(std::vector<float>(56, 1.0f)), pre_gelu(40 * 56);
-    const DeviceBuffer<bf16> bias_again(std::vector<float>(56, 2.0f));
-    const auto run = [&](const bf16* bias, bf16* pre_gelu, long N) {
-        cuda::matmul_forward(out.data, pre_gelu, inp.data, weight.data, bias, N, 24, 56, kernel_test().stream);
-        stream_synchronize(kernel_test().stream);
+TEST_CASE("matmul: a plan is made once for each shape, epilogue and alignment, and takes each call's pointers") {
+    constexpr int N = 40, C = 24, OC = 56;
+    Device device = device_open(0);
+    Stream stream = stream_make(device);
+    const DeviceBuffer<bf16> narrow(std::vector<float>(N * C + 1, 1.0f)), wide(std::vector<float>(N * OC + 1, 1.0f));
+    const DeviceBuffer<bf16> weight(std::vector<float>(OC * C + 1, 1.0f)), bias(std::vector<float>(OC + 1, 1.0f));
+    const DeviceBuffer<bf16> out(N * OC + 1), pre_gelu(N * OC + 1), dinp(N * C + 1);
+    const DeviceBuffer<float> dweight(OC * C + 1), dbias(OC + 1);
+    const auto run = [&](int shift) {
+        bf16 *in = narrow.data + shift, *w = weight.data + shift, *b = bias.data + shift, *to = out.data + shift;
+        cuda::matmul_forward(to, pre_gelu.data + shift, in, w, b, N, C, OC, stream);
+        cuda::matmul_forward<bf16>(to, pre_gelu.data + shift, in, w, nullptr, N, C, OC, stream);
+        cuda::matmul_forward<bf16>(to, nullptr, in, w, b, N, C, OC, stream);
+        cuda::matmul_backward_input(dinp.data + shift, wide.data + shift, w, in, N, C, OC, stream);
+        cuda::matmul_backward_weight(dweight.data + shift, dbias.data + shift, wide.data + shift, in, N, C, OC, false, stream);
+        stream_synchronize(stream);
+        return device.matmuls->plans.size();
     };
-    run(bias.data, pre_gelu.data, 40);
-    const auto [made, fused] = matmul_plans();
-    run(bias.data, pre_gelu.data, 40);
-    CHECK(matmul_plans() == std::pair(made, fused));
-    run(bias_again.data, pre_gelu.data, 40);  // the plan takes the pointers of each call
-    CHECK(matmul_plans() == std::pair(made, fused));
-    CHECK(pre_gelu.floats() == std::vector<float>(40 * 56, 26.0f));
-    run(bias.data, pre_gelu.data, 32);
-    CHECK(matmul_plans().first > made);
-#ifdef CUDA_EMU  // on a GPU it is the library's choice
-    CHECK(fused > 0);
-    CHECK(matmul_plans() == std::pair(made + 1, fused + 1));
-    run(bias.data + 1, pre_gelu.data, 32);  // (the last bias is beyond the end, in the guard)
-    CHECK(matmul_plans() == std::pair(made + 4, fused + 1));  // both epilogues refused
+    const size_t aligned = run(0);
+    CHECK(run(0) == aligned);
+    const size_t all = run(1);
+    CHECK(run(1) == all);
+    size_t refused = 0;
+    for (const auto& [key, plan] : device.matmuls->plans) refused += !plan.found;
+#ifdef CUDA_EMU  // elsewhere the library chooses
+    CHECK(aligned == 5);       // five epilogues, all found
+    CHECK(refused == 5);       // the same for odd addresses, so there are four plain products
+    CHECK(all == 5 + 5 + 4);
 #endif
+    for (const float value : {3.0f, 5.0f}) {
+        const DeviceBuffer<bf16> other(std::vector<float>(OC, value));
+        cuda::matmul_forward<bf16>(out.data, pre_gelu.data, narrow.data, weight.data, other.data, N, C, OC, stream);
+        stream_synchronize(stream);
+        CHECK(pre_gelu.floats()[7] == C + value);
+    }
 }
 
 #ifdef CUDA_EMU
