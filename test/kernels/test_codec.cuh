@@ -2,6 +2,8 @@
 #pragma once
 #include <doctest/doctest.h>
 
+#include <cfloat>
+
 #include "kernel_test.h"
 #include "llmc/cpu/codec.h"
 #include "llmc/cuda/codec_norm.cuh"
@@ -27,6 +29,31 @@ inline std::vector<float> wild_values(size_t n, size_t block, uint64_t seed) {
         x[i] = std::ldexp(value, exponent);
         if (kind == 20 && i % block == of_block[1] % block)
             x[i] = spec::float_of(of_block[2] % 3 == 0 ? 0x7f800000 : of_block[2] % 3 == 1 ? 0xff800000 : 0x7fc00001);
+    }
+    return x;
+}
+
+// Groups of zeros of both signs, of subnormals, of the least and the largest values, and of values that are not finite, alone and
+// among others.
+inline std::vector<float> special_values(size_t g) {
+    const float special[] = {0.0f,        0x1p-149f, 0x1.fffffcp-127f, 0x1p-126f, 0x1.8p-120f,
+                             1.0f,        3e38f,     FLT_MAX,          INFINITY,  spec::float_of(0x7f800001),
+                             spec::float_of(0x7fc00123)};
+    std::vector<float> x;
+    for (const float value : special) {
+        const auto group = [&](auto at) {
+            for (size_t i = 0; i < g; i++) x.push_back(at(i));
+        };
+        for (const float sign : {1.0f, -1.0f}) {
+            const float signed_value = std::copysign(value, sign);
+            group([&](size_t) { return signed_value; });
+            group([&](size_t i) { return i % 2 ? value : signed_value; });
+            for (const size_t place : {size_t(0), g - 1}) {
+                for (const float other : {0.0f, 0.75f, -2e38f}) {
+                    group([&](size_t i) { return i == place ? signed_value : i % 3 ? other : -0.5f * other; });
+                }
+            }
+        }
     }
     return x;
 }
@@ -83,6 +110,13 @@ std::vector<float> cpu_decoded(const Codec& c, const std::vector<uint8_t>& wire,
     return decoded;
 }
 
+const std::vector<int> group_sizes = {32, 64, 128, 256, 512};
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+inline size_t many_groups(int, bool) { return 40; }
+#else
+inline size_t many_groups(int g, bool stochastic) { return stochastic ? 500 : g <= 128 ? 10000 : 1000; }
+#endif
+
 inline std::vector<Codec> codecs(const std::vector<const char*>& names, const std::vector<int>& sizes, bool stochastic) {
     std::vector<Codec> list;
     for (const char* name : names)
@@ -97,14 +131,14 @@ const std::vector<const char*> grouped = {"fp8",     "fp8:fmt=e5m2", "int8",    
                                           "hadint4", "hadint5",      "hadint6", "hadint7", "hadint8"};
 const RoundingKey key = {.seed = 7, .step = 1, .micro_batch = 2, .layer = 3, .boundary = 4, .rank = 5};
 
-// Encodes and decodes n wild values of E.
+// Encodes and decodes values that are rounded to E; the wire begins `offset` bytes into aligned memory.
 template <class E>
-void check_through(const Codec& c, size_t n, size_t offset, uint64_t seed) {
+void check_through(const Codec& c, const std::vector<float>& x, size_t offset) {
+    const size_t n = x.size();
     CAPTURE(codec_text(c));
     CAPTURE(n);
     CAPTURE(offset);
     Stream stream = kernel_test().stream;
-    const std::vector<float> x = rounded<E>(wild_values(n, c.group ? size_t(c.group) : 64, seed));
     uint64_t expected_nonfinite = 0;
     const std::vector<uint8_t> expected = cpu_wire<E>(c, x, key, &expected_nonfinite);
     const DeviceBuffer<E> values(x);
@@ -122,6 +156,10 @@ void check_through(const Codec& c, size_t n, size_t offset, uint64_t seed) {
     CHECK(wire.buffer.guards_hold());
     CHECK(decoded.guards_hold());
     CHECK(values.guards_hold());
+}
+template <class E>
+void check_through(const Codec& c, size_t n, size_t offset, uint64_t seed) {
+    check_through<E>(c, rounded<E>(wild_values(n, c.group ? size_t(c.group) : 64, seed)), offset);
 }
 
 // Reduces the wires of `peers` ranks, one of them (`me`; -1: none) by its own values.
@@ -243,18 +281,35 @@ void check_norm(const Codec& c, const Codec& next, int rows, int C, int peers, i
 
 }  // namespace codec_test
 
-TEST_CASE("codec: bytes and floats are the CPU's") {
+TEST_CASE("codec: bytes and floats are the CPU's, over many groups") {
     using namespace codec_test;
-    // 10,000 groups of each codec, over the sizes of groups
-    for (const Codec& c : codecs(grouped, {32, 64, 128, 256, 512}, false))
-        check_through<float>(c, size_t(c.group) * (c.group <= 64 ? 4000 : c.group == 128 ? 1500 : 250), 0, 1);
-    for (const Codec& c : codecs(grouped, {32, 128, 512}, true)) check_through<float>(c, 40000, 0, 2);
+    for (const int g : group_sizes) {
+        std::vector<float> x = wild_values(size_t(g) * many_groups(g, false), size_t(g), uint64_t(g));
+        for (const Codec& c : codecs(grouped, {g}, false)) check_through<float>(c, x, 0);
+        x.resize(size_t(g) * many_groups(g, true));
+        for (const Codec& c : codecs(grouped, {g}, true)) {
+            if (c.stochastic) check_through<float>(c, x, 0);
+        }
+    }
     for (const char* name : {"none", "bf16"}) check_through<float>(codec_parse(name), 40000, 0, 3);
+}
+
+TEST_CASE("codec: groups that are special") {
+    using namespace codec_test;
+    for (const int g : group_sizes) {
+        const std::vector<float> x = special_values(size_t(g));
+        for (const Codec& c : codecs(grouped, {g}, true)) {
+            check_through<float>(c, x, 0);
+            if (c.stochastic) continue;
+            check_through<bf16>(c, rounded<bf16>(x), 0);
+            check_through<fp16>(c, rounded<fp16>(x), 0);
+        }
+    }
 }
 
 TEST_CASE("codec: short stripes, unaligned wires, types of values, thread orders") {
     using namespace codec_test;
-    std::vector<Codec> list = codecs(grouped, {32, 64, 128, 256, 512}, false);
+    std::vector<Codec> list = codecs(grouped, group_sizes, false);
     for (const Codec& c : codecs({"taco", "hadint5", "int8"}, {64, 128}, true)) list.push_back(c);
     list.push_back(codec_parse("none"));
     list.push_back(codec_parse("bf16"));
