@@ -112,7 +112,7 @@ __device__ __forceinline__ void decode_reduce(const Codec& c, float (&sum)[16], 
 
 // out may be own: a lane reads its values before it writes them.
 template <class E, class Kind>
-__global__ void __launch_bounds__(codec_threads, 4)
+__global__ void __launch_bounds__(codec_threads, Kind::reduce_blocks)
     codec_decode_reduce_kernel(CodecStripe stripe, E* out, const __grid_constant__ CodecWires wires, const E* own) {
     const size_t tile = codec_tile_of_warp();
     if (tile >= stripe.tiles) return;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(codec_threads, 4)
 }
 
 template <class E, class Kind>
-__global__ void __launch_bounds__(codec_threads, 4)
+__global__ void __launch_bounds__(codec_threads, Kind::reduce_blocks)
     codec_decode_reduce_encode_kernel(CodecStripe stripe, uint8_t* __restrict__ wire, const __grid_constant__ CodecWires wires,
                                       const E* __restrict__ own, uint64_t random, uint64_t* nonfinite) {
     const size_t tile = codec_tile_of_warp();

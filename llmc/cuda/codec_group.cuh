@@ -19,6 +19,7 @@
 //   Raw kind::load(c, wire, place)                     only the loads, so that several can be under way
 //   kind::decode(c, v, raw, place)
 //   bool kind::encode(c, wire, v, place, stream)       false in the first lane of a group that is not finite
+//   int kind::reduce_blocks                            blocks of 256 threads an SM whose registers a reduction fits in
 #pragma once
 #include "llmc/codec/spec.h"
 #include "llmc/cuda/common.cuh"
@@ -58,6 +59,12 @@ __device__ __forceinline__ CodecPlace codec_place(const Codec& c, size_t first, 
 // Whether 128-bit accesses may be used for values whose index is a multiple of 8.
 __device__ __forceinline__ bool is_packed(const void* values) { return reinterpret_cast<uintptr_t>(values) % 16 == 0; }
 
+// x + at, a multiple of a pack: as the index of a pack, since nvcc cuts a store to a sum of several indices into 32 bits.
+template <class E>
+__device__ __forceinline__ E* pack_address(E* x, size_t at) {
+    return reinterpret_cast<E*>(reinterpret_cast<uint4*>(x) + at / Pack<E>::size);
+}
+
 template <class E>
 __device__ __forceinline__ void values_load(float (&v)[16], const E* x, const CodecPlace& p) {
     const bool packed = is_packed(x);
@@ -92,7 +99,7 @@ __device__ __forceinline__ void values_store(E* x, const float (&v)[16], const C
                 Pack<E> pack;
 #pragma unroll
                 for (int k = 0; k < Pack<E>::size; k++) pack[k] = from_float<E>(from[i + k]);
-                pack_store(x + at + i, pack);
+                pack_store(pack_address(x, at + i), pack);
             }
         } else {
 #pragma unroll
@@ -334,6 +341,7 @@ __device__ __forceinline__ void sections_unpack(const Codec& c, uint32_t (&q)[4]
 template <class W>
 struct Plain {
     static constexpr bool has_scales = false;
+    static constexpr int reduce_blocks = 3;
     struct Raw {
         Pack<W> packs[16 / Pack<W>::size];
     };
@@ -367,7 +375,7 @@ struct Plain {
 #pragma unroll
             for (int k = 0; k < Pack<W>::size; k++) pack[k] = wire_value(v[i + k]);
             if (aligned && at + Pack<W>::size <= p.end) {
-                pack_store(reinterpret_cast<W*>(wire) + at, pack);
+                pack_store(pack_address(reinterpret_cast<W*>(wire), at), pack);
             } else {
 #pragma unroll
                 for (int k = 0; k < Pack<W>::size; k++)
@@ -392,6 +400,7 @@ struct Plain {
 template <class Code, bool has_hadamard, bool sectioned>
 struct Groups {
     static constexpr bool has_scales = true, has_alpha = has_hadamard && Code::is_fp8;
+    static constexpr int reduce_blocks = Code::is_fp8 ? 4 : sectioned ? 2 : 3;
 
     struct Raw {
         uint2 low, high;  // codes of 8 bits: of the lane's first 8 values, and of the others
