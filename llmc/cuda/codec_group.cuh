@@ -126,7 +126,9 @@ template <class T>
 __device__ __forceinline__ T wire_load(const uint8_t* from, bool aligned) {
     if (aligned) return *reinterpret_cast<const T*>(from);
     T value;
-    memcpy(&value, from, sizeof(T));
+    uint8_t* bytes = reinterpret_cast<uint8_t*>(&value);  // not memcpy: nvcc would make one load of both, byte by byte
+#pragma unroll
+    for (int i = 0; i < int(sizeof(T)); i++) bytes[i] = from[i];
     return value;
 }
 

@@ -27,11 +27,14 @@ struct CodecRows {
     size_t next_groups;
 };
 
-// Blocks an SM that the registers of a row of `values` floats a thread, or of decoding, allow.
-constexpr int codec_norm_blocks(int values) { return values <= 16 ? 5 : values <= 32 ? 4 : 3; }
+// Blocks an SM that the registers of decoding and of a row of `values` floats a thread allow.
+template <class Kind>
+constexpr int codec_norm_blocks(int values) {
+    return std::min(2 * Kind::reduce_blocks, values <= 16 ? 5 : values <= 32 ? 4 : 3);
+}
 
 template <class E, class Kind, int Packs>
-__global__ void __launch_bounds__(norm_threads, codec_norm_blocks(Packs* Pack<E>::size))
+__global__ void __launch_bounds__(norm_threads, codec_norm_blocks<Kind>(Packs* Pack<E>::size))
     codec_norm_kernel(CodecRows rows, const __grid_constant__ CodecWires wires, const E* own, ResidualNorm<E> norm,
                       uint8_t* next_wire, uint64_t random, uint64_t* nonfinite) {
     SHARED_DYNAMIC(E, shared_row);  // [C]
