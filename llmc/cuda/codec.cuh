@@ -172,7 +172,8 @@ __global__ void __launch_bounds__(codec_threads, 2)
 }
 
 // One warp: signal_noise [2] += the sums over blocks, in a fixed order.
-inline __global__ void __launch_bounds__(warp_size, 1)
+template <int Threads>
+__global__ void __launch_bounds__(Threads, 1)
     codec_error_sum_kernel(double* signal_noise, const double* __restrict__ partial, size_t blocks) {
     double sum = 0;
     for (size_t i = threadIdx.x; i < 2 * blocks; i += warp_size) sum += partial[i];
@@ -232,7 +233,7 @@ void codec_error_add(const Codec& c, double* signal_noise, const E* x, const uin
     codec_dispatch<E>(c, [&]<class Kind>(Kind) {
         launch(codec_error_kernel<E, Kind>, grid, dim3(codec_threads), 0, stream, codec_stripe(c, n), partial.data, x, wire);
     });
-    launch(codec_error_sum_kernel, dim3(1), dim3(warp_size), 0, stream, signal_noise, partial.data, size_t(grid.x));
+    launch(codec_error_sum_kernel<warp_size>, dim3(1), dim3(warp_size), 0, stream, signal_noise, partial.data, size_t(grid.x));
 }
 
 }  // namespace cuda
