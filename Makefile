@@ -83,7 +83,8 @@ TEST_SOURCES_cpu  := $(wildcard test/test_*.cpp) $(if $(NO_MPI),,$(wildcard test
 TEST_SOURCES_cuda := test/test_kernels.cu
 TEST_SOURCES_emu  := $(wildcard test/test_*.cu) $(if $(NO_MPI),,$(wildcard test/emu_*.cu))
 TESTS := $(addprefix $B/test/,$(basename $(notdir $(TEST_SOURCES_$(TARGET)))))
-DEV   := $(addprefix $B/dev/,$(basename $(notdir $(wildcard dev/cpu/*.cpp dev/codec/*.cpp))))
+DEV_SOURCES := $(wildcard $(if $(filter cpu,$(TARGET)),dev/cpu/*.cpp dev/codec/*.cpp,dev/cuda/*.cu))
+DEV   := $(addprefix $B/dev/,$(basename $(notdir $(DEV_SOURCES))))
 
 .PHONY: all tests dev test quickstart bench bench-codec config deps clean help FORCE
 .DELETE_ON_ERROR:
@@ -107,7 +108,7 @@ test:  ## installs what is missing, builds and runs all tests; ends with "N pass
 test-cpu:           ; @+$(MAKE) --no-print-directory -k TARGET=cpu all dev tests
 test-cpu-asan:      ; @+$(MAKE) --no-print-directory -k TARGET=cpu SANITIZE=asan tests
 test-cpu-nompi:     ; @+$(MAKE) --no-print-directory -k TARGET=cpu NO_MPI=1 build/cpu-nompi/train_gpt
-test-emu:           ; @+$(MAKE) --no-print-directory -k TARGET=emu build/emu/train_gpt tests
+test-emu:           ; @+$(MAKE) --no-print-directory -k TARGET=emu build/emu/train_gpt tests dev
 test-emu-fp32:      ; @+$(MAKE) --no-print-directory -k TARGET=emu PRECISION=fp32 build/emu-fp32/train_gpt
 test-emu-fp32-asan: ; @+$(MAKE) --no-print-directory -k TARGET=emu PRECISION=fp32 SANITIZE=asan build/emu-fp32-asan/train_gpt
 test-emu-asan:      ; @+$(MAKE) --no-print-directory -k TARGET=emu SANITIZE=asan tests
@@ -152,6 +153,8 @@ $B/test/%: test/%.cpp $B/flags
 $B/dev/%: dev/cpu/%.cpp $B/flags
 	$(COMPILE)
 $B/dev/%: dev/codec/%.cpp $B/flags
+	$(COMPILE)
+$B/dev/%: dev/cuda/%.cu $B/flags
 	$(COMPILE)
 
 -include $(wildcard $B/*.d $B/test/*.d $B/dev/*.d)
