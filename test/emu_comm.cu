@@ -50,7 +50,7 @@ TEST_CASE("bytes of any size reach their place, after what was on the stream and
             copy(out.data, slots.data, bytes * size, stream);
             CHECK(request.sent_bytes == (size - 1) * bytes);
             const std::vector<uint8_t> gathered = out.get();
-            for (int r = 0; r < size; r++) CHECK(same(&gathered[r * bytes], pattern(r, bytes).data(), bytes));
+            for (int r = 0; r < size; r++) CHECK(same(gathered.data() + r * bytes, pattern(r, bytes).data(), bytes));
 
             std::vector<uint8_t> from(bytes * size);
             for (int r = 0; r < size; r++) std::ranges::copy(pattern(rank * 100 + r, bytes), from.begin() + r * bytes);
@@ -63,7 +63,7 @@ TEST_CASE("bytes of any size reach their place, after what was on the stream and
             const std::vector<uint8_t> received = out.get();
             for (int r = 0; r < size; r++) {
                 const auto expected = r == rank ? std::vector<uint8_t>(bytes, 0xee) : pattern(r * 100 + rank, bytes);
-                CHECK(same(&received[r * bytes], expected.data(), bytes));
+                CHECK(same(received.data() + r * bytes, expected.data(), bytes));
             }
         }
     });

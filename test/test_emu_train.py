@@ -1,6 +1,11 @@
 """The CUDA trainer, executed by the emulator, against the cpu target: same weights, same data, same losses.
 
-Builds: emu-fp32, whose float32 runs must agree with the cpu's to 1e-4; emu, which stores bfloat16; emu-fp32-asan.
+Builds: emu-fp32, whose float32 runs must agree with the cpu's to 1e-4; emu, which stores bfloat16; emu-fp32-asan, whose runs
+must have the bits of emu-fp32's.
+
+Codecs round, and rounding amplifies: where sums differ in their last bit (1e-8), sooner or later one value gets another code
+(1e-2 of it), which moves others across a boundary. From there on the two runs have independent rounding noise, which in the
+loss of 64 tokens is about 3e-4. Losses of lossy runs are therefore means over more tokens (AVERAGED).
 """
 import os
 import unittest
@@ -10,6 +15,7 @@ from program import *
 BUILD = {name: os.path.join(ROOT, "build", name, "train_gpt") for name in ("cpu", "emu", "emu-fp32", "emu-fp32-asan")}
 TINY = ["--model", "gpt2:d2,c=64,heads=4,vocab=%d" % VOCAB, "--seq", "32", "--micro-batch", "2", "--steps", "10", "--threads", "1",
         "--lr", "1e-2"]
+AVERAGED = ["--global-batch", "64", "--lr", "1e-3"]
 
 
 class Emulated(ProgramTest):
@@ -19,12 +25,16 @@ class Emulated(ProgramTest):
             if not os.path.exists(path):
                 raise AssertionError("%s is not built" % path)  # a skip would hide that the CUDA path was not executed
 
+    def setUp(self):
+        super().setUp()
+        write(self.train, token_bytes(text_ids(5000, vocab=12)))  # a few of the tokens only: that is learnt in ten steps
+
     def losses_of(self, build, flags, ranks=1, **environment):
         log = self.path("run.jsonl")
         if os.path.exists(log):
             os.remove(log)
         comm = ["--comm", "nccl"] if ranks > 1 and build != "cpu" and "--comm" not in flags else []
-        done = Run(TINY + ["--train", self.train, "--log", log] + flags + comm, ranks, BUILD[build], seconds=120, **environment).finish()
+        done = Run(TINY + ["--train", self.train, "--log", log] + flags + comm, ranks, BUILD[build], seconds=240, **environment).finish()
         self.assertEqual(done.status, 0, tail(done.stdout) + tail(done.stderr))
         found = losses(log)
         self.assertEqual(sorted(found), list(range(1, len(found) + 1)))
@@ -49,22 +59,25 @@ class Emulated(ProgramTest):
     @needs_mpi
     def test_tensor_parallel(self):
         for tp in (2, 4):
-            for codec in ("none", "taco", "hadint8"):
+            for codec, averaged in (("none", []), ("taco", AVERAGED), ("hadint8", AVERAGED)):
                 with self.subTest(tp=tp, codec=codec):
-                    self.assert_close("emu-fp32", ["--tp", str(tp), "--tp-codec", codec], tp, 1e-4)
+                    self.assert_close("emu-fp32", ["--tp", str(tp), "--tp-codec", codec] + averaged, tp, 1e-4)
 
     @needs_mpi
     def test_without_sequence_parallelism(self):
-        self.assert_close("emu-fp32", ["--tp", "2", "--sp", "off", "--tp-codec", "taco"], 2, 1e-4)
+        self.assert_close("emu-fp32", ["--tp", "2", "--sp", "off"], 2, 1e-4)
+        self.assert_close("emu-fp32", ["--tp", "2", "--sp", "off", "--tp-codec", "taco"] + AVERAGED, 2, 1e-4)
 
     @needs_mpi
     def test_data_parallel(self):
-        self.assert_close("emu-fp32", ["--tp", "2", "--tp-codec", "taco", "--micro-batch", "1"], 4, 1e-4)
+        self.assert_close("emu-fp32", ["--tp", "2", "--micro-batch", "1"], 4, 1e-4)
         self.assert_close("emu-fp32", ["--micro-batch", "1", "--global-batch", "4", "--comm", "mpi"], 2, 1e-4)
 
     @needs_mpi
-    def test_tensors_staged_through_the_host(self):
-        self.assert_close("emu-fp32", ["--tp", "2", "--tp-codec", "taco", "--comm", "mpi"], 2, 1e-4)
+    def test_tensors_staged_through_the_host_give_the_same_bits(self):
+        for flags in (["--tp", "2", "--tp-codec", "taco"], ["--tp", "2", "--sp", "off", "--tp-codec", "hadint8"]):
+            with self.subTest(flags=flags):
+                self.assertEqual(self.losses_of("emu-fp32", flags + ["--comm", "mpi"], 2), self.losses_of("emu-fp32", flags, 2))
 
     @needs_mpi
     def test_any_legal_order_of_the_streams_gives_the_same_bits(self):
@@ -85,9 +98,11 @@ class Emulated(ProgramTest):
     def test_sanitized(self):
         """AddressSanitizer and UBSan see the whole trainer: any report ends it with a status of its own."""
         san = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-        self.assert_close("emu-fp32-asan", ["--val", self.val, "--sample-every", "10", "--sample-tokens", "3"], 1, 1e-4, **san)
-        self.assert_close("emu-fp32-asan", ["--tp", "2", "--tp-codec", "taco"], 2, 1e-4, **san)
-        self.assert_close("emu-fp32-asan", ["--tp", "2", "--sp", "off", "--tp-codec", "hadint8", "--comm", "mpi"], 2, 1e-4, **san)
+        for ranks, flags in ((1, ["--val", self.val, "--sample-every", "10", "--sample-tokens", "3"]), (2, ["--tp-codec", "taco"]),
+                             (2, ["--sp", "off", "--tp-codec", "hadint8", "--comm", "mpi"])):
+            with self.subTest(flags=flags):
+                flags = flags + ["--tp", str(ranks)]
+                self.assertEqual(self.losses_of("emu-fp32-asan", flags, ranks, **san), self.losses_of("emu-fp32", flags, ranks))
 
     @needs_mpi
     def test_resume_is_bit_exact(self):
