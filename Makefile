@@ -150,6 +150,10 @@ $B/test/%: test/%.cu $B/flags
 $B/test/%: DEFINES = -DPROJECT_ROOT='"$(CURDIR)"'
 $B/test/%: test/%.cpp $B/flags
 	$(COMPILE)
+# one area of test_kernels alone, to build them side by side: kernels_norm is test/kernels/test_norm.cuh
+$B/test/kernels_%: DEFINES = -DPROJECT_ROOT='"$(CURDIR)"' -DKERNEL_AREA='"kernels/test_$*.cuh"'
+$B/test/kernels_%: test/test_kernels.cu $B/flags
+	$(COMPILE)
 $B/dev/%: dev/cpu/%.cpp $B/flags
 	$(COMPILE)
 $B/dev/%: dev/codec/%.cpp $B/flags
