@@ -18,13 +18,14 @@ config() { sed -n "s/^$1 := //p" build/config.mk; }
 place() { ompi_info --parseable --path "$1" | sed -n "s/^path:$1://p"; }
 command -v ompi_info > /dev/null || fail "no ompi_info: the bundle's MPI is Open MPI 4 (apt: openmpi-bin libopenmpi-dev)"
 blas=$(config BLAS_LIBS | grep -o -- '-L[^ ]*' | cut -c3-)/libopenblas.so
-[ -e "$blas" ] || fail "no libopenblas.so where build/config.mk says (BLAS_LIBS := $(config BLAS_LIBS)); apt: libopenblas-openmp-dev"
+[ -e "$blas" ] || fail "no libopenblas.so by build/config.mk's BLAS_LIBS := $(config BLAS_LIBS) (apt: libopenblas-openmp-dev)"
 cblas=$(config BLAS_CFLAGS | sed 's/^-I//')
 
 rm -rf "$dir"
 mkdir -p "$dir"/{bin,lib/openmpi3,lib/pmix,share/openmpi,etc,include/openblas,include/openmpi}
 dir=$(cd "$dir" && pwd)
-copy_header_of() { cp -rL "$(echo "#include <$1>" | g++ -M -x c++ - | tr ' ' '\n' | grep -m 1 "/$1\$" | xargs dirname)" "$dir/include/"; }
+header_find() { echo "#include <$1>" | g++ -M -x c++ - | tr ' ' '\n' | grep -m 1 "/$1\$"; }
+copy_header_of() { cp -rL "$(dirname "$(header_find "$1")")" "$dir/include/"; }
 copy_header_of nlohmann/json.hpp
 copy_header_of CLI/CLI.hpp
 copy_header_of doctest/doctest.h
@@ -34,7 +35,8 @@ cp -L "$cblas"/{cblas.h,openblas_config.h} "$dir/include/openblas/"
 # Open MPI for the ranks of one host: without other networks and launchers, OpenSHMEM, MPI-IO
 cp -L "$(command -v mpirun)" "$dir/bin/orterun"
 cp -L "$(place libdir)/libmpi.so" "$dir/lib/libmpi.so.40"
-unwanted='ucx|ofi|psm|openib|slurm|flux|jsm|gridengine|simulator|monitoring|romio|ompio|^mca_(fs|fcoll|fbtl|sharedfp|memheap|scoll|spml|sshmem|atomic|crs|io|vprotocol|osc)_'
+unwanted='ucx|ofi|psm|openib|slurm|flux|jsm|gridengine|simulator|monitoring|romio|ompio'
+unwanted+='|^mca_(fs|fcoll|fbtl|sharedfp|memheap|scoll|spml|sshmem|atomic|crs|io|vprotocol|osc)_'
 for module in "$(place pkglibdir)"/mca_*.so; do
     [[ $(basename "$module") =~ $unwanted ]] || cp -L "$module" "$dir/lib/openmpi3/"
 done
@@ -52,7 +54,7 @@ cp -L "$pmix"/pmix/*.so "$dir/lib/pmix/" 2> /dev/null || true  # where PMIx has 
 # opens), since Open MPI's libraries look for each other where they were installed.
 cd "$dir/lib"
 echo "INPUT(libopenblas.so.0 $(ls | grep -E '^lib(gfortran|quadmath)' | xargs))" > libopenblas.so
-echo "INPUT(libmpi.so.40 $(ls | grep -E '^lib.*\.so\.' | grep -Ev '^lib(mpi|openblas|gfortran|quadmath|mca)' | xargs))" > libmpi.so
+echo "INPUT($(ls | grep -E '^lib.*\.so\.' | grep -Ev '^lib(openblas|gfortran|quadmath|mca)' | xargs))" > libmpi.so
 cd - > /dev/null
 cat > "$dir/bin/mpicc" <<'E2'
 #!/bin/sh

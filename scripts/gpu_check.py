@@ -27,8 +27,8 @@ CORES = len(os.sched_getaffinity(0))
 SECONDS = {"build": 165, "kernels": 60, "train": 50, "bench": 50}  # at most, of each stage
 ALL_SECONDS = 350  # what a slow start takes, later stages lose
 
-TRAIN = ["--model", "gpt2:d2,c=64,heads=4,vocab=61", "--seq", "32", "--micro-batch", "2", "--steps", "10", "--threads", "1", "--lr",
-         "1e-2"]
+TRAIN = ["--model", "gpt2:d2,c=64,heads=4,vocab=61", "--seq", "32", "--micro-batch", "2", "--steps", "10", "--threads", "1",
+         "--lr", "1e-2"]
 RUNS = {  # flags, ranks, lossy
     "tp 1": ([], 1, False),
     "tp 2, none": (["--tp", "2", "--tp-codec", "none"], 2, False),
@@ -53,21 +53,25 @@ def run_all(jobs, seconds, environment):
     for name, command in jobs.items():
         log = os.path.join(LOGS, re.sub(r"\W+", "_", name) + ".log")
         with open(log, "wb") as out:
-            started[name] = log, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT,
-                                                  env=environment, start_new_session=True)
-    for name, (log, process) in started.items():
-        try:
-            status = process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            status = None
-        for ending, patience in ((signal.SIGTERM, 3), (signal.SIGKILL, None)):  # mpirun ends its ranks when told to
+            started[name] = log, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                                                  cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        for name, (_, process) in started.items():
             try:
-                os.killpg(process.pid, ending)
-                process.wait(patience)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                pass
+                done[name] = process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                done[name] = None
+    finally:
+        for ending, patience in ((signal.SIGTERM, 3), (signal.SIGKILL, None)):  # mpirun ends its ranks when told to
+            for _, process in started.values():
+                try:
+                    os.killpg(process.pid, ending)
+                    process.wait(patience)
+                except (ProcessLookupError, subprocess.TimeoutExpired):
+                    pass
+    for name, (log, _) in started.items():
         with open(log, errors="replace") as file:
-            done[name] = status, file.read()
+            done[name] = done[name], file.read()
     return done
 
 
@@ -92,8 +96,8 @@ def config_lacks(config):
 def bundle_mpi(bundle, environment):
     """What Open MPI needs to run from a folder other than the one it was made for."""
     lib = bundle + "/lib"
-    return dict(PATH=bundle + "/bin:" + environment["PATH"], MPICC=bundle + "/bin/mpicc", OPAL_PREFIX=bundle, OPAL_BINDIR=bundle + "/bin",
-                OPAL_LIBDIR=lib, OPAL_PKGLIBDIR=lib + "/openmpi3", OPAL_DATADIR=bundle + "/share",
+    return dict(PATH=bundle + "/bin:" + environment["PATH"], MPICC=bundle + "/bin/mpicc", OPAL_PREFIX=bundle,
+                OPAL_BINDIR=bundle + "/bin", OPAL_LIBDIR=lib, OPAL_PKGLIBDIR=lib + "/openmpi3", OPAL_DATADIR=bundle + "/share",
                 OPAL_PKGDATADIR=bundle + "/share/openmpi", OPAL_SYSCONFDIR=bundle + "/etc", PMIX_PREFIX=bundle, PMIX_LIBDIR=lib,
                 PMIX_PKGLIBDIR=lib + "/pmix", HWLOC_PLUGINS_PATH=lib + "/hwloc")
 
@@ -126,8 +130,9 @@ def configure(bundle, environment):
         environment = dict(environment, **bundle_mpi(bundle, environment))
     lacks = config_lacks(config)
     if lacks:
-        raise Failed("this machine lacks %s, and the bundle '%s' %s: make one where there is a network, by scripts/gpu_bundle.sh, and bring "
-                     "it (--bundle DIR)" % (", ".join(sorted(lacks)), bundle, "has not got it" if os.path.isdir(bundle) else "is not there"))
+        raise Failed("this machine lacks %s, and the bundle '%s' %s: make one where there is a network, by "
+                     "scripts/gpu_bundle.sh, and bring it (--bundle DIR)" % (", ".join(sorted(lacks)), bundle,
+                                                  "has not got it" if os.path.isdir(bundle) else "is not there"))
     return config, environment
 
 
@@ -151,7 +156,7 @@ class Check:
         self.emu, self.cases, self.environment = emu, cases, environment
         self.bundle = os.path.abspath(bundle)
         self.report = {"device": "emulator" if emu else None, "stages": {}, "kernels": {}, "train": {}, "bench": []}
-        self.areas = sorted(name[5:-4] for name in os.listdir(os.path.join(ROOT, "test", "kernels")) if name.startswith("test_"))
+        self.areas = sorted(re.findall(r"\btest_(\w+)\.cuh", " ".join(os.listdir(os.path.join(ROOT, "test", "kernels")))))
         target = "emu" if emu else "cuda"
         self.build = "build/" + target
         self.trainer = os.path.join(ROOT, "build", target + "-fp32", "train_gpt")
@@ -213,7 +218,7 @@ class Check:
         else:
             reference = os.path.join(self.bundle, "reference.json")
             if not os.path.exists(reference):
-                raise Failed("nothing to compare losses with: build/cpu/train_gpt was not built, and there is no %s" % reference)
+                raise Failed("no losses to compare with: build/cpu/train_gpt was not built, and there is no %s" % reference)
             with open(reference) as file:
                 brought = json.load(file)
             expected_of = lambda name, left: brought[name]
@@ -242,7 +247,8 @@ class Check:
             raise Failed("bench: %s was not built" % program)
         if os.path.exists(out):
             os.remove(out)
-        status, text = run_all({"bench": [program, "--json", out] + (["--tiny"] if self.emu else [])}, seconds, self.environment)["bench"]
+        command = [program, "--json", out] + (["--tiny"] if self.emu else [])
+        status, text = run_all({"bench": command}, seconds, self.environment)["bench"]
         if os.path.exists(out):  # what it got to
             with open(out) as file:
                 lines = [json.loads(line) for line in file.read().splitlines()]
@@ -255,7 +261,7 @@ class Check:
 # ---- training ----
 
 def data_write(path):
-    """5000 tokens that follow a rule half of the time, 12 of the vocabulary only: that is learnt in ten steps. llm.c's format."""
+    """5000 tokens in llm.c's format that follow a rule half of the time, 12 of the vocabulary only: ten steps learn that."""
     state, ids = 1, [0]
     while len(ids) < 5000:
         state = (1103515245 * state + 12345) % 2**31
@@ -297,9 +303,11 @@ def losses_compare(expected, found, lossy):
 def table(report):
     rows = [("what", "measured", "floor, limit", "floor / time", "")]
     for name, stage in report["stages"].items():
-        rows.append((name, "%.1f s" % stage["seconds"], "%.3g s" % stage["limit"], "", stage["word"] if stage["ok"] else "FAILED"))
+        word = stage["word"] if stage["ok"] else "FAILED"
+        rows.append((name, "%.1f s" % stage["seconds"], "%.3g s" % stage["limit"], "", word))
     for name, area in report["kernels"].items():
-        rows.append(("kernels: " + name, "%d passed" % area["passed"], "0 failed", "", "%d FAILED" % area["failed"] if area["failed"] else "ok"))
+        word = "%d FAILED" % area["failed"] if area["failed"] else "ok"
+        rows.append(("kernels: " + name, "%d passed" % area["passed"], "0 failed", "", word))
     for name, run in report["train"].items():
         worst = run["worst"]
         rows.append(("train: " + name, "-" if worst is None else "%.1e off" % worst, "%.0e" % TOLERANCE, "",
@@ -308,8 +316,8 @@ def table(report):
         rows.append((row["kernel"], "%.1f us" % row["us"], "%.1f us" % row["floor_us"], "%.0f%%" % row["percent"],
                      "%s, %.4g GB/s" % (row["bound"], 1e3 * row["mb"] / row["us"]) if row["bound"] == "bytes"
                      else "%s, %.4g TFLOP/s" % (row["bound"], 1e3 * row["gflop"] / row["us"])))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = ["| " + " | ".join((str.ljust if i in (0, 4) else str.rjust)(cell, widths[i]) for i, cell in enumerate(row)) + " |" for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["| {:<{}} | {:>{}} | {:>{}} | {:>{}} | {:<{}} |".format(*sum(zip(row, widths), ())) for row in rows]
     lines.insert(1, "|" + "|".join("-" * (w + 1) + ("-" if i in (0, 4) else ":") for i, w in enumerate(widths)) + "|")
     return "\n".join(lines) + "\n"
 
@@ -317,15 +325,17 @@ def table(report):
 def head(report):
     device = report.get("bench_device")
     text = "# %s, %s\n\n" % (report["device"] or "no GPU", "all passed" if report["ok"] else "NOT all passed")
-    text += "`%s`%s; %.0f s in all.\n" % (report["command"], " at commit " + report["commit"] if report["commit"] else "", report["seconds"])
+    commit = " at commit " + report["commit"] if report["commit"] else ""
+    text += "`%s`%s; %.0f s in all.\n" % (report["command"], commit, report["seconds"])
     if device:
-        text += ("Kernels: %s, B %d, T %d, C %d, NH %d, V %d; floors by %.0f GB/s and %.4g TFLOP/s. How to read it: dev/cuda/README.md.\n"
-                 % tuple(device[key] for key in ("precision", "B", "T", "C", "NH", "V", "gb_per_s", "tflops")))
+        text += ("Kernels: {precision}, B {B}, T {T}, C {C}, NH {NH}, V {V}; floors by {gb_per_s:.0f} GB/s and {tflops:.4g} "
+                 "TFLOP/s. How to read it: dev/cuda/README.md.\n".format(**device))
     return text + "\n"
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help="only these: " + " ".join(SECONDS))
     parser.add_argument("--emu", action="store_true", help="on the emulator, with tiny shapes and three times the time")
     parser.add_argument("--out", default=os.path.join(ROOT, "dev", "results"), metavar="DIR")
@@ -335,7 +345,8 @@ def main():
     parser.add_argument("--limit", action="append", default=[], metavar="STAGE=SECONDS", help="another limit for a stage")
     parser.add_argument("--reference", metavar="FILE", help="only write the cpu target's losses there, for the bundle")
     options = parser.parse_args()
-    limits = {stage: seconds * (3 if options.emu else 1) for stage, seconds in SECONDS.items()}
+    times = 3 if options.emu else 1
+    limits = {}
     for text in options.limit:
         stage, _, seconds = text.partition("=")
         if stage not in SECONDS or not re.fullmatch(r"\d+(\.\d+)?", seconds):
@@ -357,12 +368,14 @@ def main():
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
     check = Check(options.emu, options.bundle, options.cases, environment)
     report = check.report
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True) if shutil.which("git") else None
-    report["commit"] = commit.stdout.strip() if commit else ""
+    report["commit"] = ""
+    if shutil.which("git"):
+        head_is = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        report["commit"] = head_is.stdout.strip()
     report["command"] = "scripts/gpu_check.sh " + " ".join(sys.argv[1:])
     for stage in options.stages or SECONDS:
         stage_begin = time.monotonic()
-        limit = min(limits[stage], ALL_SECONDS * (3 if options.emu else 1) - (stage_begin - begin))
+        limit = limits.get(stage, min(times * SECONDS[stage], times * ALL_SECONDS - (stage_begin - begin)))
         print("%s .." % stage, file=sys.stderr, flush=True)
         try:
             word, ok = getattr(check, "stage_" + stage)(limit), True
