@@ -86,7 +86,7 @@ TESTS := $(addprefix $B/test/,$(basename $(notdir $(TEST_SOURCES_$(TARGET)))))
 DEV_SOURCES := $(wildcard $(if $(filter cpu,$(TARGET)),dev/cpu/*.cpp dev/codec/*.cpp,dev/cuda/*.cu))
 DEV   := $(addprefix $B/dev/,$(basename $(notdir $(DEV_SOURCES))))
 
-.PHONY: all tests dev test quickstart bench bench-codec config deps clean help FORCE
+.PHONY: all tests dev test test-emu-teeth ptxas quickstart bench bench-codec config deps clean help FORCE
 .DELETE_ON_ERROR:
 
 all: $B/train_gpt  ## the trainer; ./train_gpt is the one that fits this machine (the default)
@@ -114,6 +114,12 @@ test-emu-fp32-asan: ; @+$(MAKE) --no-print-directory -k TARGET=emu PRECISION=fp3
 test-emu-asan:      ; @+$(MAKE) --no-print-directory -k TARGET=emu SANITIZE=asan tests
 test-emu-tsan:      ; @+$(MAKE) --no-print-directory -k TARGET=emu SANITIZE=tsan tests
 test-cuda:          ; @+$(if $(NVCC),$(MAKE) --no-print-directory -k TARGET=cuda build/cuda/train_gpt,echo "no nvcc: the CUDA target is not built")
+
+test-emu-teeth:  ## plants faults in the CUDA code, one at a time, and shows that the tests see them; needs what `make test` built
+	@$(PYTHON) test/teeth.py
+
+ptxas:  ## registers, shared memory, spills and occupancy of each kernel, as in dev/results/ptxas.md
+	@$(PYTHON) scripts/ptxas_table.py --nvcc $(NVCC)
 
 quickstart:  ## trains a GPT on real text, two ranks, TACO on the wire; 6 minutes on 2 cores, everything included
 	@scripts/quickstart.sh
