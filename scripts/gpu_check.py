@@ -304,7 +304,7 @@ def table(report):
     rows = [("what", "measured", "floor, limit", "floor / time", "")]
     for name, stage in report["stages"].items():
         word = stage["word"] if stage["ok"] else "FAILED"
-        rows.append((name, "%.1f s" % stage["seconds"], "%.3g s" % stage["limit"], "", word))
+        rows.append((name, "%.1f s" % stage["seconds"], "%.0f s" % stage["limit"], "", word))
     for name, area in report["kernels"].items():
         word = "%d FAILED" % area["failed"] if area["failed"] else "ok"
         rows.append(("kernels: " + name, "%d passed" % area["passed"], "0 failed", "", word))
@@ -375,7 +375,7 @@ def main():
     report["command"] = "scripts/gpu_check.sh " + " ".join(sys.argv[1:])
     for stage in options.stages or SECONDS:
         stage_begin = time.monotonic()
-        limit = limits.get(stage, min(times * SECONDS[stage], times * ALL_SECONDS - (stage_begin - begin)))
+        limit = limits.get(stage, min(times * SECONDS[stage], max(0, times * ALL_SECONDS - (stage_begin - begin))))
         print("%s .." % stage, file=sys.stderr, flush=True)
         try:
             word, ok = getattr(check, "stage_" + stage)(limit), True
