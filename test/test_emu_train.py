@@ -15,7 +15,7 @@ from program import *
 BUILD = {name: os.path.join(ROOT, "build", name, "train_gpt") for name in ("cpu", "emu", "emu-fp32", "emu-fp32-asan")}
 TINY = ["--model", "gpt2:d2,c=64,heads=4,vocab=%d" % VOCAB, "--seq", "32", "--micro-batch", "2", "--steps", "10", "--threads", "1",
         "--lr", "1e-2"]
-AVERAGED = ["--global-batch", "64", "--lr", "1e-3"]
+AVERAGED = {"none": [], "taco": ["--global-batch", "64", "--lr", "1e-3"], "hadint8": ["--global-batch", "16", "--lr", "1e-3"]}
 
 
 class Emulated(ProgramTest):
@@ -59,14 +59,14 @@ class Emulated(ProgramTest):
     @needs_mpi
     def test_tensor_parallel(self):
         for tp in (2, 4):
-            for codec, averaged in (("none", []), ("taco", AVERAGED), ("hadint8", AVERAGED)):
+            for codec, averaged in AVERAGED.items():
                 with self.subTest(tp=tp, codec=codec):
                     self.assert_close("emu-fp32", ["--tp", str(tp), "--tp-codec", codec] + averaged, tp, 1e-4)
 
     @needs_mpi
     def test_without_sequence_parallelism(self):
         self.assert_close("emu-fp32", ["--tp", "2", "--sp", "off"], 2, 1e-4)
-        self.assert_close("emu-fp32", ["--tp", "2", "--sp", "off", "--tp-codec", "taco"] + AVERAGED, 2, 1e-4)
+        self.assert_close("emu-fp32", ["--tp", "2", "--sp", "off", "--tp-codec", "taco"] + AVERAGED["taco"], 2, 1e-4)
 
     @needs_mpi
     def test_data_parallel(self):
@@ -90,9 +90,10 @@ class Emulated(ProgramTest):
 
     @needs_mpi
     def test_bfloat16(self):
-        self.assert_close("emu", [], 1, 2e-2)
-        self.assert_close("emu", ["--master-weights", "off"], 1, 3e-2)
-        self.assert_close("emu", ["--tp", "2", "--tp-codec", "taco"], 2, 2e-2)
+        slower = ["--lr", "3e-3"]  # at 1e-2 the weights meet a cliff, by which bfloat16 goes on another side
+        self.assert_close("emu", slower, 1, 5e-3)
+        self.assert_close("emu", slower + ["--master-weights", "off"], 1, 3e-2)
+        self.assert_close("emu", slower + ["--tp", "2", "--tp-codec", "taco"], 2, 5e-3)
 
     @needs_mpi
     def test_sanitized(self):
