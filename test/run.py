@@ -35,8 +35,10 @@ MPI_ENVIRONMENT = {  # scripts/mpi_env.sh
     "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "vader,self",
 }
 SANITIZER_ENVIRONMENT = {
-    "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",  # MPI itself leaks
-    "TSAN_OPTIONS": "halt_on_error=1 detect_deadlocks=0 ignore_noninstrumented_modules=1",
+    "": {},
+    "asan": {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"},  # MPI itself leaks
+    "tsan": {"TSAN_OPTIONS": "halt_on_error=1 detect_deadlocks=0 ignore_noninstrumented_modules=1",
+             "OMP_NUM_THREADS": "1"},  # TSan does not see OpenMP's barriers: it would report the CPU ops
 }
 SUITES = [  # build, its sources
     ("cpu", "test_*.cpp mpi_*.cpp"), ("cpu-asan", "test_*.cpp mpi_*.cpp"),
@@ -45,7 +47,7 @@ SUITES = [  # build, its sources
 
 
 def job(name, command, ranks, seconds, **environment):
-    environment["OMP_NUM_THREADS"] = str(max(1, CORES // ranks))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, CORES // ranks)))
     return dict(name=name, command=command, seconds=seconds, environment=environment)
 
 
@@ -69,7 +71,7 @@ def jobs_list(have_mpi):
             for ranks in wanted if multi else [1]:
                 command = ["mpirun", "-np", str(ranks), binary] if multi else [binary]
                 jobs.append(job(name + suffix + (" np=%d" % ranks if multi else ""), command, ranks, seconds,
-                                **(SANITIZER_ENVIRONMENT if sanitizer else {})))
+                                **SANITIZER_ENVIRONMENT[sanitizer]))
     for source in sorted(glob.glob(os.path.join(ROOT, "test", "test_*.py"))):
         name = os.path.basename(source)
         jobs.append(job(name, [sys.executable, "-m", "unittest", "discover", "-v", "-s", "test", "-p", name], 1, SECONDS.get(name, DEFAULT_SECONDS)))

@@ -3,8 +3,6 @@
 // A case checks a CUDA op against the CPU op of the same name, on inputs that are already rounded to the storage type E.
 // On the emulator each case runs in three thread orders; on a GPU once.
 #pragma once
-#include <omp.h>
-
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -16,9 +14,6 @@
 struct KernelTest {
     Device device = device_open(0);
     Stream stream = stream_make(device);
-#ifdef __SANITIZE_THREAD__
-    KernelTest() { omp_set_num_threads(1); }  // TSan does not see OpenMP's barriers: it would report the CPU ops
-#endif
 };
 
 inline KernelTest& kernel_test() {
