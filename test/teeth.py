@@ -26,13 +26,13 @@ TRAINER_TESTS = ["one_rank", "tensor_parallel", "sequence_parallelism", "data_pa
 
 
 def plan_of(file):
-    """The tests that a fault in this file has to get past: (binary, area, ranks) each; the trainer's come last."""
+    """The tests that a fault in this file has to get past: (program, ranks) each; the trainer's come last."""
     name = os.path.basename(file)
     if file.startswith("llmc/cuda/") and name not in ("device.cuh", "common.cuh"):
         area = next((area for start, area in TESTS.items() if name.startswith(start)), "elementwise")
-        return [("test_kernels", area, 1)]
+        return [("kernels_" + area, 1)]
     if file.startswith("llmc/"):
-        return [(binary, None, ranks) for binary in ("emu_comm", "emu_boundary") for ranks in (2, 3)]
+        return [(program, ranks) for program in ("emu_comm", "emu_boundary") for ranks in (2, 3)]
     return []
 
 
@@ -65,13 +65,11 @@ def build(tree, target, *flags):
 
 def caught_by(tree, file):
     """The first test that fails on the sources in `tree`, or None."""
-    for binary, area, ranks in plan_of(file):
-        target = "build/emu/test/" + binary
-        defines = ["DEFINES=-DKERNEL_AREA='\"kernels/test_%s.cuh\"'" % area] if area else []
-        build(tree, target, *defines)
-        command = ["mpirun", "-np", str(ranks)] if ranks > 1 else []
-        if not run(command + [target], tree, SECONDS):
-            return "%s%s" % (binary, " %s" % area if area else " np=%d" % ranks)
+    for program, ranks in plan_of(file):
+        target = "build/emu/test/" + program
+        build(tree, target)
+        if not run((["mpirun", "-np", str(ranks)] if ranks > 1 else []) + [target], tree, SECONDS):
+            return "%s np=%d" % (program, ranks)
     build(tree, "build/emu-fp32/train_gpt", "PRECISION=fp32")
     for name in TRAINER_TESTS:
         if not run([sys.executable, "-m", "unittest", "discover", "-s", "test", "-p", "test_emu_train.py", "-k", name], tree, 600):

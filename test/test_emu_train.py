@@ -71,6 +71,7 @@ class Emulated(ProgramTest):
     @needs_mpi
     def test_data_parallel(self):
         self.assert_close("emu-fp32", ["--tp", "2", "--micro-batch", "1"], 4, 1e-4)
+        self.assert_close("emu-fp32", ["--tp", "2", "--tp-codec", "hadint8"] + AVERAGED["hadint8"], 4, 1e-4)
         self.assert_close("emu-fp32", ["--micro-batch", "1", "--global-batch", "4", "--comm", "mpi"], 2, 1e-4)
 
     @needs_mpi
@@ -90,7 +91,7 @@ class Emulated(ProgramTest):
 
     @needs_mpi
     def test_bfloat16(self):
-        slower = ["--lr", "3e-3"]  # at 1e-2 the weights meet a cliff, by which bfloat16 goes on another side
+        slower = ["--lr", "3e-3"]  # at 1e-2 one batch has a spike of the loss that bfloat16 meets and float32 just misses
         self.assert_close("emu", slower, 1, 5e-3)
         self.assert_close("emu", slower + ["--master-weights", "off"], 1, 3e-2)
         self.assert_close("emu", slower + ["--tp", "2", "--tp-codec", "taco"], 2, 5e-3)
