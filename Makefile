@@ -99,11 +99,11 @@ dev: $(DEV)  ## builds the benchmarks of dev/
 
 test:  ## installs what is missing, builds and runs all tests; ends with "N passed, N failed"
 	@scripts/install_deps.sh --test
-	-@$(MAKE) --no-print-directory -k -j$(JOBS) test-cpu test-cpu-asan test-cpu-nompi test-emu test-emu-fp32 test-emu-fp32-asan \
-	    test-emu-asan test-emu-tsan test-cuda
+	-@$(MAKE) --no-print-directory -k -j$(JOBS) test-emu-asan test-emu-fp32-asan test-cuda test-emu test-emu-tsan test-emu-fp32 \
+	    test-cpu-asan test-cpu test-cpu-nompi
 	@$(PYTHON) test/run.py
 
-# Everything that the tests run, one make for each build; they share the jobs.
+# Everything that the tests run, one make for each build, those of the longest compilations first; they share the jobs.
 .PHONY: test-cpu test-cpu-asan test-cpu-nompi test-emu test-emu-fp32 test-emu-fp32-asan test-emu-asan test-emu-tsan test-cuda
 test-cpu:           ; @+$(MAKE) --no-print-directory -k TARGET=cpu all dev tests
 test-cpu-asan:      ; @+$(MAKE) --no-print-directory -k TARGET=cpu SANITIZE=asan tests
@@ -112,7 +112,7 @@ test-emu:           ; @+$(MAKE) --no-print-directory -k TARGET=emu build/emu/tra
 test-emu-fp32:      ; @+$(MAKE) --no-print-directory -k TARGET=emu PRECISION=fp32 build/emu-fp32/train_gpt
 test-emu-fp32-asan: ; @+$(MAKE) --no-print-directory -k TARGET=emu PRECISION=fp32 SANITIZE=asan build/emu-fp32-asan/train_gpt
 test-emu-asan:      ; @+$(MAKE) --no-print-directory -k TARGET=emu SANITIZE=asan tests
-test-emu-tsan:      ; @+$(MAKE) --no-print-directory -k TARGET=emu SANITIZE=tsan tests
+test-emu-tsan:      ; @+$(MAKE) --no-print-directory -k TARGET=emu SANITIZE=tsan $(patsubst test/%.cu,build/emu-tsan/test/%,$(wildcard test/test_*.cu))
 test-cuda:          ; @+$(if $(NVCC),$(MAKE) --no-print-directory -k TARGET=cuda build/cuda/train_gpt,echo "no nvcc: the CUDA target is not built")
 
 test-emu-teeth:  ## plants faults in the CUDA code, one at a time, and shows that the tests see them; needs what `make test` built

@@ -66,7 +66,7 @@ class Emulated(ProgramTest):
     @needs_mpi
     def test_without_sequence_parallelism(self):
         self.assert_close("emu-fp32", ["--tp", "2", "--sp", "off"], 2, 1e-4)
-        self.assert_close("emu-fp32", ["--tp", "2", "--sp", "off", "--tp-codec", "taco"] + AVERAGED["taco"], 2, 1e-4)
+        self.assert_close("emu-fp32", ["--tp", "2", "--sp", "off", "--tp-codec", "hadint8"] + AVERAGED["hadint8"], 2, 1e-4)
 
     @needs_mpi
     def test_data_parallel(self):
