@@ -38,7 +38,7 @@ def plan_of(file):
 
 def copy_sources(tree):
     shutil.rmtree(tree, ignore_errors=True)
-    for part in ("llmc", "dev/emu", "test"):
+    for part in ("llmc", "dev/emu", "scripts", "test"):
         shutil.copytree(os.path.join(ROOT, part), os.path.join(tree, part))
     for part in ("Makefile", "train_gpt.cu"):
         shutil.copy(os.path.join(ROOT, part), tree)
@@ -63,13 +63,18 @@ def build(tree, target, *flags):
         raise RuntimeError("%s does not build: see %s" % (target, os.path.join(tree, "log")))
 
 
-def caught_by(tree, file):
+def caught_by(tree, plan):
     """The first test that fails on the sources in `tree`, or None."""
-    for program, ranks in plan_of(file):
+    for program, ranks in plan:
         target = "build/emu/test/" + program
         build(tree, target)
         if not run((["mpirun", "-np", str(ranks)] if ranks > 1 else []) + [target], tree, SECONDS):
             return "%s np=%d" % (program, ranks)
+    return None
+
+
+def caught_by_trainer(tree):
+    """The same, of the trainer's tests."""
     build(tree, "build/emu-fp32/train_gpt", "PRECISION=fp32")
     for name in TRAINER_TESTS:
         if not run([sys.executable, "-m", "unittest", "discover", "-s", "test", "-p", "test_emu_train.py", "-k", name], tree, 600):
@@ -88,18 +93,18 @@ def try_fault(fault):
     with open(path, "w") as f:
         f.write(text.replace(fault.old, fault.new))
     start = time.time()
-    caught = caught_by(tree, fault.file)
+    caught = caught_by(tree, plan_of(fault.file)) or caught_by_trainer(tree)
     print("%-7s %-36s %-30s %s  (%.0f s)" % ("caught" if caught else "MISSED", fault.name, fault.file, caught or fault.effect, time.time() - start),
           flush=True)
     shutil.rmtree(tree)
     return caught is not None
 
 
-def check_control(files):
+def check_control(name, check, *arguments):
     """Without a fault nothing is caught."""
-    tree = os.path.join(ROOT, "build", "teeth", "control_" + os.path.basename(files[0]))
+    tree = os.path.join(ROOT, "build", "teeth", name)
     copy_sources(tree)
-    caught = caught_by(tree, files[0])
+    caught = check(tree, *arguments)
     if caught:
         raise RuntimeError("%s fails without any fault: see %s" % (caught, os.path.join(tree, "log")))
     shutil.rmtree(tree)
@@ -108,11 +113,12 @@ def check_control(files):
 def main():
     words = sys.argv[1:]
     faults = [fault for fault in FAULTS if not words or any(word in fault.name + fault.file for word in words)]
-    by_plan = {}
-    for fault in faults:
-        by_plan.setdefault(str(plan_of(fault.file)), []).append(fault.file)
+    plans = {str(plan): plan for plan in (plan_of(fault.file) for fault in faults)}
     with concurrent.futures.ThreadPoolExecutor(CORES) as pool:
-        list(pool.map(check_control, by_plan.values()))
+        controls = [pool.submit(check_control, "control_trainer", caught_by_trainer)]
+        controls += [pool.submit(check_control, "control_%d" % i, caught_by, plan) for i, plan in enumerate(plans.values())]
+        for control in controls:
+            control.result()
         caught = sum(pool.map(try_fault, faults))
     print("%d of %d faults caught" % (caught, len(faults)))
     sys.exit(0 if caught * 25 >= len(faults) * 23 else 1)
