@@ -153,10 +153,11 @@ TEST_CASE_TEMPLATE("token embedding, whole and over 3 ranks", E, float, bf16, fp
 #ifdef __SANITIZE_THREAD__
     const Shape shapes[] = {{1, 7, 5, 1}, {150, 8, 300, 1}};
 #else
-    // runs that fill windows of 32 exactly, end and begin in them, and reach over many; keys of one, two and three bytes; more
-    // tokens than a block of the sort has
+    // runs that fill windows of 32 exactly, end and begin in them, and reach over many; keys of one, two and three bytes, and a
+    // table (256 rows of each rank) whose ids fit into one but not the key of the others'; more tokens than a block of the sort has
     const Shape shapes[] = {{1, 1, 5, 1},     {3, 7, 50, 3},      {17, 48, 97, 1},     {64, 100, 1023, 3},
-                            {64, 64, 1, 1},   {200, 16, 3, 1},    {2100, 8, 300, 1},   {70, 1032, 60, 1}, {70, 8, 70000, 1}};
+                            {64, 64, 1, 1},   {200, 16, 3, 1},    {2100, 8, 300, 1},   {70, 1032, 60, 1}, {70, 8, 70000, 1},
+                            {64, 8, 768, 3}};
 #endif
     for (const auto [N, C, V, tp] : shapes) {
         CAPTURE(N);
